@@ -1,0 +1,106 @@
+/* engine.h: the boundary to a running engine: a model, its pages, its scheduler and the thread that turns steps.
+ *
+ * The front (server/, or a test) opens one engine a replica. Requests go in as flat records, news comes out through one
+ * callback as flat records. Knows no sockets, no HTTP, no JSON dialect. Submit, cancel, drain and stats may be called from
+ * any thread; open and close from one. engine_fake.c implements the same header for tests and benches of the front. */
+#ifndef QUIRE_ENGINE_ENGINE_H
+#define QUIRE_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/err.h"
+#include "engine/record.h"
+#include "kernels/backend.h"
+
+struct engine; /* opaque */
+struct text;
+
+/* Called on the engine's thread once a step at most, with whole event records one behind the other (each event's `bytes`
+ * leads to the next). The memory is the engine's and valid during the call only; the callee copies and returns quickly. */
+typedef void engine_events_fn(void *user, const void *records, size_t bytes);
+
+struct engine_options {
+    const char *model_path;
+    const struct text *text; /* borrowed; immutable after start */
+    struct backend_options backend;
+    engine_events_fn *on_events;
+    void *user;
+    enum dtype kv_dtype;            /* f16 (default) or f32 on the CPU */
+    int32_t block_size;             /* tokens a page: 16, 32, 64, 128 */
+    int32_t max_model_len;          /* 0: from the model */
+    int32_t max_num_seqs;
+    int32_t max_num_batched_tokens;
+    int32_t max_queued_requests;
+    int32_t long_prefill_threshold;
+    size_t kv_cache_bytes;          /* 0: planned from memory */
+    double memory_utilization;      /* share of free memory when planned */
+    bool prefix_caching;
+    bool dummy_weights;             /* --load-format dummy: shapes from the files, random numbers for weights */
+    uint64_t seed;
+};
+
+struct engine_phase {
+    const char *name;
+    double seconds;
+};
+
+/* Immutable after open. */
+struct engine_info {
+    struct backend_info backend;
+    char architecture[64];
+    char weight_types[64]; /* "q4_1 (210), f32 (61), q8_0 (1)" */
+    int32_t vocab, max_model_len, model_context, page_size, pages_total, max_num_seqs, max_num_batched_tokens;
+    int64_t parameters;
+    enum dtype kv_dtype, weight_dtype;
+    size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token, host_bytes;
+    int32_t phase_count;
+    struct engine_phase phases[8];
+};
+
+struct engine_stats {
+    int32_t running, waiting;
+    int32_t pages_total, pages_free, pages_cached, pages_held;
+    uint64_t preemptions, prefix_queried_tokens, prefix_hit_tokens;
+    uint64_t prompt_tokens, generation_tokens; /* computed prompt tokens; drawn tokens */
+    uint64_t submitted, refused, finished[FINISH_REASON_COUNT]; /* requests; finished counts each request once */
+    uint64_t steps, step_tokens_bucket[16], step_tokens_sum; /* tokens a step: <= 1, 8, 16, 32 … 16384, more */
+    uint64_t step_ns, host_ns; /* whole steps; of that outside the model */
+    int64_t last_step_ns;      /* clock time of the last completed step */
+    int64_t heartbeat_ns;      /* clock time the engine thread last said it lives */
+    double prefill_tokens_per_s, decode_tokens_per_s; /* measured, decaying; 0: not yet known */
+    int64_t queued_tokens;     /* prompt tokens waiting to be computed + output tokens promised */
+    bool dead;                 /* a fault ended it; dead_text says which */
+    char dead_text[192];
+};
+
+/* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the arithmetic. */
+int engine_open(const struct engine_options *options, struct engine **out, struct err *err);
+/* Ends every request with FINISH_SHUTDOWN, joins the thread, frees all. */
+void engine_close(struct engine *engine);
+const struct engine_info *engine_info(const struct engine *engine);
+
+/* Hands in a request: copied, checked and queued. ERR_INVALID: never fits or malformed; ERR_EXHAUSTED: queue full;
+ * ERR_CLOSED: draining or dead. After 0 each of its n samples gets exactly one last event. */
+int engine_submit(struct engine *engine, const struct request *request, struct err *err);
+
+/* Asks that a request end; its last events still come (FINISH_ABORT unless it had ended). Any id is fine. */
+void engine_cancel(struct engine *engine, uint64_t request_id);
+
+/* No new requests from now on; those in it end by themselves until deadline_ns, then with FINISH_SHUTDOWN. */
+void engine_drain(struct engine *engine, int64_t deadline_ns);
+
+/* A snapshot, consistent in itself. */
+void engine_stats(struct engine *engine, struct engine_stats *out);
+
+/* Seconds until there is likely room again, from measured rates; at least 1. For Retry-After. */
+int32_t engine_retry_after_s(struct engine *engine);
+
+/* Forgets cached prefixes. */
+void engine_reset_prefix_cache(struct engine *engine);
+
+/* Checks every page and queue now and waits for the answer; for tests and debug. */
+int engine_audit(struct engine *engine, struct err *err);
+
+#endif

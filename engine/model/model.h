@@ -1,0 +1,101 @@
+/* model.h: a decoder on one rank: its files, its shapes, its weights on the device and its forward pass.
+ *
+ * The engine opens it and calls forward from the rank thread. The pass is driven by struct model_spec: a new family is a
+ * row of data and a name map, not a second pass. Knows pages and slots only as the batch names them; never scheduling. */
+#ifndef QUIRE_MODEL_MODEL_H
+#define QUIRE_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/err.h"
+#include "engine/sched/batch.h"
+#include "kernels/ops.h"
+
+/* ---- files -------------------------------------------------------------------------------------------------------- */
+
+struct model_files; /* opaque: a GGUF file, or a folder with config.json and safetensors */
+
+/* ERR_NOT_FOUND, ERR_INVALID (file, tensor and what is wrong), ERR_UNSUPPORTED (architecture, tensor type). */
+int model_files_open(const char *path, struct model_files **out, struct err *err);
+void model_files_close(struct model_files *files);
+
+/* ---- shape -------------------------------------------------------------------------------------------------------- */
+
+#define MODEL_LAYERS_MAX 512
+
+/* Everything that decides the arithmetic. Data only; filled from the files and checked (nothing zero that divides, heads
+ * divide, products fit). */
+struct model_spec {
+    char architecture[64];
+    int32_t layers, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab;
+    int32_t context; /* positions the model was made for */
+    float norm_eps, norm_weight_offset; /* offset 1 for families that store w - 1 */
+    enum activation activation;
+    enum rope_kind rope_kind;
+    int32_t rotary_dim;
+    double rope_base;
+    enum { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3, ROPE_SCALING_YARN } rope_scaling;
+    double rope_factor, rope_low_freq_factor, rope_high_freq_factor, rope_beta_fast, rope_beta_slow, rope_attn_factor;
+    int32_t rope_original_context;
+    bool tied_output;     /* logits from the embedding table */
+    bool qkv_bias, output_bias, mlp_bias;
+    bool qk_norm;         /* per head, before rope */
+    float attn_scale, attn_soft_cap, logit_soft_cap;
+    float embed_scale, residual_scale, logit_scale;
+    int32_t window; /* sliding window, 0: none */
+    bool windowed[MODEL_LAYERS_MAX];
+    bool no_rope[MODEL_LAYERS_MAX];
+};
+const struct model_spec *model_files_spec(const struct model_files *files);
+
+/* Counts by weight type, "q4_1 (210), f32 (61)", and the parameters in all. */
+void model_files_summary(const struct model_files *files, char *types, size_t room, int64_t *parameters);
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+struct model_limits {
+    int32_t max_num_seqs;           /* slots */
+    int32_t max_num_batched_tokens; /* tokens a step */
+    int32_t max_model_len;          /* longest sequence, for rope tables, page table and attention workspace */
+    int32_t page_size;
+    enum dtype kv_dtype;
+};
+
+/* All sizes before anything is loaded. */
+struct model_memory {
+    size_t weight_bytes, workspace_bytes;
+    size_t kv_page_bytes; /* one page number, all layers, K and V */
+    size_t kv_token_bytes;
+};
+int model_memory_plan(const struct model_files *files, const struct backend *backend, const struct model_limits *limits,
+                      struct model_memory *out, struct err *err);
+
+/* ---- the model on a device ---------------------------------------------------------------------------------------- */
+
+struct model; /* opaque */
+
+struct model_options {
+    struct model_limits limits;
+    int32_t pages_total; /* page 0 is the dummy */
+    bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
+    uint64_t seed;
+};
+
+/* Binds and prepares the weights, allocates workspace and the KV pool. After it nothing more is allocated. */
+int model_open(struct model_files *files, struct backend *backend, const struct model_options *options,
+               struct model **out, struct err *err);
+void model_close(struct model *model);
+size_t model_weight_bytes(const struct model *model); /* as prepared */
+
+/* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid after
+ * model_wait. The batch and the arena's memory must live until then. */
+int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);
+int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err);
+
+/* The logits of the last step, [rows, vocab] f32 in host memory, after model_wait (tests, golden comparisons). */
+const float *model_logits(struct model *model, const struct batch *batch);
+
+#endif

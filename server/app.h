@@ -1,0 +1,32 @@
+/* app.h: what the routes of one front share: the engine, the text boundary, the options and the counters. The loop thread
+ * owns it; text and options are immutable after start. */
+#ifndef QUIRE_SERVER_APP_H
+#define QUIRE_SERVER_APP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <uv.h>
+
+#include "engine/engine.h"
+#include "engine/text/text.h"
+#include "server/http.h"
+
+struct metrics; /* metrics.h */
+struct options; /* options.h: every flag's value */
+
+struct app {
+    uv_loop_t *loop;
+    struct http_server *http;
+    struct engine *engine; /* NULL until loaded */
+    const struct text *text;
+    const struct options *options;
+    struct metrics *metrics;
+    const char *model_name;    /* what /v1/models says first; further names in options */
+    int64_t started_unix_s;
+    bool draining;             /* SIGTERM came */
+    uint64_t next_request_id;
+    struct generation *generations; /* hash of running ones by request id; generation.h */
+};
+
+#endif
