@@ -1,0 +1,298 @@
+/* engine_loop.c: the engine thread. One turn: take orders → schedule → launch and wait for the step → take in its tokens →
+ * send events. On the CPU the model computes inside model_launch, so nothing is gained by running a step ahead here. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/arith.h"
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/engine_private.h"
+
+#define HEARTBEAT_NS (100 * NS_PER_MS)
+#define RATE_DECAY   0.1 /* weight of the newest step in the measured rates */
+
+/* ---- admissions --------------------------------------------------------------------------------------------------- */
+
+static void admission_link(struct engine *engine, struct admission *a) {
+    a->next = engine->admissions;
+    if (a->next) a->next->prev = a;
+    engine->admissions = a;
+}
+
+static void admission_unlink(struct engine *engine, struct admission *a) {
+    if (a->prev)
+        a->prev->next = a->next;
+    else
+        engine->admissions = a->next;
+    if (a->next) a->next->prev = a->prev;
+}
+
+static void admission_forget(struct engine *engine, struct admission *a, enum finish_reason reason) {
+    atomic_fetch_sub(&engine->prompt_tokens_left, a->prompt_tokens);
+    atomic_fetch_sub(&engine->output_tokens_left, (int64_t)a->n * a->max_tokens);
+    engine->stats.finished[reason]++;
+    admission_unlink(engine, a);
+    admission_close(a);
+}
+
+/* The scheduler would not have it after all: its samples end with the error. */
+static void admission_refuse(struct engine *engine, struct admission *a, struct output **outputs, const struct err *why) {
+    for (int32_t i = 0; i < a->n; i++) {
+        struct event head = {.finish = FINISH_ERROR, .error_code = why->code};
+        buf_append_str(&outputs[i]->text, why->text);
+        output_emit(outputs[i], &head, &engine->events);
+        output_close(outputs[i]);
+    }
+    admission_forget(engine, a, FINISH_ERROR);
+}
+
+static void submit_take(struct engine *engine, struct request *request, int64_t now_ns) {
+    struct output *outputs[REQUEST_SAMPLES_MAX];
+    void *owners[REQUEST_SAMPLES_MAX];
+    struct err err = {0};
+    struct admission *a = admission_open(request);
+    admission_link(engine, a);
+    for (int32_t i = 0; i < a->n; i++) owners[i] = outputs[i] = output_open(a, i);
+    if (sched_submit(engine->sched, request, owners, now_ns, &err) == 0) return;
+    mem_free(request);
+    admission_refuse(engine, a, outputs, &err);
+}
+
+/* ---- orders ------------------------------------------------------------------------------------------------------- */
+
+static void audit_answer(struct engine *engine, struct message *message) {
+    int result = sched_audit(engine->sched, true, message->err);
+    pthread_mutex_lock(&engine->mutex);
+    message->result = result;
+    message->done = true;
+    pthread_cond_broadcast(&engine->answered);
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+static void drain_begin(struct engine *engine, int64_t deadline_ns) {
+    engine->drain_deadline_ns = deadline_ns > 0 ? deadline_ns : 1;
+}
+
+static void waiting_publish(struct engine *engine) {
+    struct sched_stats stats;
+    sched_stats(engine->sched, &stats);
+    atomic_store(&engine->waiting, stats.waiting);
+}
+
+static void message_handle(struct engine *engine, struct message *message, int64_t now_ns) {
+    switch (message->kind) {
+    case MESSAGE_SUBMIT:
+        submit_take(engine, message->request, now_ns);
+        waiting_publish(engine);
+        atomic_fetch_sub(&engine->inbox_requests, 1);
+        break;
+    case MESSAGE_CANCEL: sched_cancel(engine->sched, message->request_id, FINISH_ABORT); break;
+    case MESSAGE_DRAIN: drain_begin(engine, message->deadline_ns); break;
+    case MESSAGE_RESET_PREFIX: sched_reset_prefix_cache(engine->sched); break;
+    case MESSAGE_AUDIT: audit_answer(engine, message); return; /* its sender frees it */
+    case MESSAGE_CLOSE:
+        engine->closing = true;
+        drain_begin(engine, 1);
+        break;
+    }
+    mem_free(message);
+}
+
+/* Sleeps when there is nothing to do, for at most a heartbeat. */
+static void inbox_take(struct engine *engine, bool idle) {
+    struct queue_node *node;
+    if (idle) {
+        int64_t until = clock_now_ns() + HEARTBEAT_NS;
+        node = queue_wait_all(&engine->inbox, i64_min(until, sched_next_deadline_ns(engine->sched)));
+    } else {
+        node = queue_take_all(&engine->inbox);
+    }
+    int64_t now_ns = clock_now_ns();
+    while (node) {
+        struct queue_node *next = node->next;
+        message_handle(engine, (struct message *)(void *)node, now_ns);
+        node = next;
+    }
+    atomic_store(&engine->heartbeat_ns, clock_now_ns());
+}
+
+/* ---- outputs ------------------------------------------------------------------------------------------------------ */
+
+static struct event event_head(const struct sequence *seq, enum finish_reason finish) {
+    return (struct event){.finish = (int32_t)finish, .cached_tokens = seq->cached_count, .preemptions = seq->preemptions,
+                          .arrival_ns = seq->arrival_ns, .scheduled_ns = seq->scheduled_ns,
+                          .first_token_ns = seq->first_token_ns, .last_token_ns = seq->last_token_ns};
+}
+
+static void sample_end(struct engine *engine, struct sequence *seq, enum finish_reason reason) {
+    struct output *output = seq->owner;
+    struct admission *a = output->admission;
+    struct event head = event_head(seq, reason);
+    if (reason == FINISH_ERROR) {
+        head.error_code = ERR_FATAL;
+        buf_clear(&output->text);
+        buf_clear(&output->text_ends);
+        buf_clear(&output->ids);
+        buf_clear(&output->logprobs);
+        buf_append_str(&output->text, engine->stats.dead ? engine->stats.dead_text
+                                                         : "the model gave no usable numbers for this request");
+    }
+    output_emit(output, &head, &engine->events);
+    output_close(output);
+    sched_collect(engine->sched, seq);
+    if (--a->samples_left == 0) admission_forget(engine, a, reason);
+}
+
+static void output_handle(struct engine *engine, const struct sched_output *out) {
+    struct sequence *seq = out->seq;
+    struct output *output = seq->owner;
+    bool matched = false;
+    if (out->token) {
+        bool ends = out->finished && seq->finish == FINISH_STOP;
+        matched = output_push(output, engine->options.text, out->token, ends);
+    }
+    if (matched) {
+        if (!out->finished) sched_finish(engine->sched, seq, FINISH_STOP);
+        sample_end(engine, seq, FINISH_STOP);
+    } else if (out->finished) {
+        output_finish(output);
+        sample_end(engine, seq, seq->finish);
+    } else if (out->token && !(output->admission->flags & REQUEST_FINAL_ONLY)) {
+        struct event head = event_head(seq, FINISH_NONE);
+        output_emit(output, &head, &engine->events);
+    }
+}
+
+static void outputs_take(struct engine *engine) {
+    const struct sched_output *outputs;
+    int32_t count = sched_outputs(engine->sched, &outputs);
+    for (int32_t i = 0; i < count; i++) output_handle(engine, &outputs[i]);
+}
+
+static void events_send(struct engine *engine) {
+    if (engine->events.bytes == 0) return;
+    engine->options.on_events(engine->options.user, engine->events.data, engine->events.bytes);
+    buf_clear(&engine->events);
+}
+
+/* ---- figures ------------------------------------------------------------------------------------------------------ */
+
+static void rate_update(double *rate, int32_t tokens, double seconds) {
+    if (tokens <= 0 || seconds <= 0) return;
+    double now = (double)tokens / seconds;
+    *rate = *rate > 0 ? *rate + RATE_DECAY * (now - *rate) : now;
+}
+
+static void step_count(struct engine *engine, const struct batch *batch, int64_t begin_ns, int64_t model_ns, int64_t end_ns) {
+    struct engine_stats *s = &engine->stats;
+    static const int32_t edges[15] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+    int bucket = 0;
+    while (bucket < 15 && batch->tokens > edges[bucket]) bucket++;
+    s->steps++;
+    s->step_tokens_bucket[bucket]++;
+    s->step_tokens_sum += (uint64_t)batch->tokens;
+    s->step_ns += (uint64_t)(end_ns - begin_ns);
+    s->host_ns += (uint64_t)(end_ns - begin_ns - model_ns);
+    s->last_step_ns = end_ns;
+    double seconds = (double)(end_ns - begin_ns) * 1e-9;
+    double share = (double)batch->prefill_tokens / (double)batch->tokens;
+    if (batch->prefill_tokens) rate_update(&s->prefill_tokens_per_s, batch->prefill_tokens, seconds * fmax(share, 0.05));
+    if (batch->decode_tokens && !batch->prefill_tokens) rate_update(&s->decode_tokens_per_s, batch->decode_tokens, seconds);
+}
+
+static void snapshot_publish(struct engine *engine) {
+    struct engine_stats *s = &engine->stats;
+    struct sched_stats sched;
+    sched_stats(engine->sched, &sched);
+    s->running = sched.running;
+    s->waiting = sched.waiting;
+    s->pages_total = sched.pages_total;
+    s->pages_free = sched.pages_free;
+    s->pages_cached = sched.pages_cached;
+    s->pages_held = sched.pages_held;
+    s->preemptions = sched.preemptions;
+    s->prefix_queried_tokens = sched.prefix_queried_tokens;
+    s->prefix_hit_tokens = sched.prefix_hit_tokens;
+    s->prompt_tokens = sched.prompt_tokens_computed;
+    s->generation_tokens = sched.output_tokens;
+    atomic_store(&engine->waiting, sched.waiting);
+    pthread_mutex_lock(&engine->mutex);
+    engine->snapshot = *s;
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+/* ---- the turn ----------------------------------------------------------------------------------------------------- */
+
+/* A fault: every request ends with an error, nothing more is taken; the front sees it in the stats. */
+static void engine_die(struct engine *engine, const struct err *why) {
+    log_error("engine ended by a fault", "why=%s", log_quote(why->text).text);
+    atomic_store(&engine->closed, true);
+    engine->stats.dead = true;
+    snprintf(engine->stats.dead_text, sizeof engine->stats.dead_text, "%s", why->text);
+    sched_cancel_all(engine->sched, FINISH_ERROR);
+    outputs_take(engine);
+}
+
+static void drain_check(struct engine *engine, int64_t now_ns) {
+    if (engine->drain_deadline_ns && now_ns >= engine->drain_deadline_ns) sched_cancel_all(engine->sched, FINISH_SHUTDOWN);
+}
+
+/* One step if there is work. Returns 0, or an error that ends the engine. */
+static int step_run(struct engine *engine, struct err *err) {
+    int64_t begin_ns = clock_now_ns();
+    struct arena *arena = &engine->arenas[engine->stats.steps & 1];
+    arena_reset(arena);
+    drain_check(engine, begin_ns);
+    const struct batch *batch = sched_next_batch(engine->sched, arena, begin_ns);
+    outputs_take(engine);
+    if (!batch) return 0;
+    const struct sample_result *results;
+    int64_t launch_ns = clock_now_ns();
+    int rc = model_launch(engine->model, batch, arena, err);
+    if (!rc) rc = model_wait(engine->model, batch, &results, err);
+    if (rc) return rc;
+    int64_t done_ns = clock_now_ns();
+    sched_complete(engine->sched, batch, results, done_ns);
+    outputs_take(engine);
+    events_send(engine);
+    step_count(engine, batch, begin_ns, done_ns - launch_ns, clock_now_ns());
+    engine->audited_idle = false;
+    return 0;
+}
+
+static void idle_audit(struct engine *engine) {
+    struct err err = {0};
+    if (engine->audited_idle) return;
+    engine->audited_idle = true;
+    if (sched_audit(engine->sched, true, &err)) CHECK_MSG(false, "%s", err.text);
+}
+
+void *engine_thread(void *arg) {
+    struct engine *engine = arg;
+    struct err err = {0};
+    snapshot_publish(engine);
+    while (!engine->stats.dead) {
+        bool idle = sched_idle(engine->sched);
+        if (idle) idle_audit(engine);
+        inbox_take(engine, idle);
+        if (step_run(engine, &err)) engine_die(engine, &err);
+        events_send(engine);
+        snapshot_publish(engine);
+        if (engine->closing && sched_idle(engine->sched)) break;
+    }
+    while (!engine->closing) { /* dead: answer what still comes until it is closed */
+        inbox_take(engine, true);
+        sched_cancel_all(engine->sched, FINISH_ERROR);
+        outputs_take(engine);
+        events_send(engine);
+    }
+    inbox_take(engine, false);
+    sched_cancel_all(engine->sched, FINISH_SHUTDOWN);
+    outputs_take(engine);
+    events_send(engine);
+    snapshot_publish(engine);
+    return NULL;
+}

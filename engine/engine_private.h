@@ -1,0 +1,68 @@
+/* engine_private.h: the inside of struct engine, shared by engine.c (the boundary, any thread), engine_loop.c (the engine
+ * thread) and engine_size.c (planning). Each field names its thread. */
+#ifndef QUIRE_ENGINE_PRIVATE_H
+#define QUIRE_ENGINE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/queue.h"
+#include "engine/engine.h"
+#include "engine/model/model.h"
+#include "engine/output.h"
+#include "engine/sched/sched.h"
+
+enum message_kind { MESSAGE_SUBMIT, MESSAGE_CANCEL, MESSAGE_DRAIN, MESSAGE_RESET_PREFIX, MESSAGE_AUDIT, MESSAGE_CLOSE };
+
+/* One order to the engine thread. Submit and cancel messages are freed there; an audit's belongs to its waiting sender. */
+struct message {
+    struct queue_node node; /* first */
+    enum message_kind kind;
+    struct request *request; /* SUBMIT: owned */
+    uint64_t request_id;
+    int64_t deadline_ns;
+    struct err *err; /* AUDIT: the sender's */
+    int result;
+    bool done; /* AUDIT: under engine->mutex, signalled by engine->answered */
+};
+
+struct engine {
+    /* Immutable after open. */
+    struct engine_options options;
+    struct engine_info info;
+    struct model_files *files;
+    struct backend *backend;
+    struct model *model;
+    struct sched *sched; /* engine thread only, once it runs */
+    pthread_t thread;
+    bool thread_started;
+
+    struct queue inbox; /* any thread → engine thread */
+    atomic_int inbox_requests; /* submits on their way */
+    atomic_int waiting;        /* as the scheduler last said */
+    atomic_bool closed;        /* draining, closing or dead: no new requests */
+    atomic_uint_fast64_t submitted, refused;
+    atomic_int_fast64_t prompt_tokens_left, output_tokens_left; /* of requests in the engine, for Retry-After */
+    atomic_int_fast64_t heartbeat_ns;
+
+    pthread_mutex_t mutex; /* guards `snapshot` and the answers of audits */
+    pthread_cond_t answered;
+    struct engine_stats snapshot;
+
+    /* Engine thread only. */
+    struct arena arenas[2];
+    struct admission *admissions; /* alive */
+    struct buf events;            /* of this turn */
+    struct engine_stats stats;
+    int64_t drain_deadline_ns; /* 0: not draining */
+    bool closing, audited_idle;
+};
+
+/* The engine thread's body. */
+void *engine_thread(void *engine);
+
+/* Decides limits and pages, opens backend, model and scheduler, fills engine->info. */
+int engine_build(struct engine *engine, struct err *err);
+
+#endif
