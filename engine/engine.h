@@ -72,7 +72,7 @@ struct engine_stats {
     double prefill_tokens_per_s, decode_tokens_per_s; /* measured, decaying; 0: not yet known */
     int64_t queued_tokens;     /* prompt tokens waiting to be computed + output tokens promised */
     bool dead;                 /* a fault ended it; dead_text says which */
-    char dead_text[192];
+    char dead_text[448];
 };
 
 /* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the arithmetic. */
