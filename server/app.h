@@ -12,6 +12,7 @@
 #include "engine/text/text.h"
 #include "server/http.h"
 
+struct generations; /* generation.h */
 struct metrics; /* metrics.h */
 struct options; /* options.h: every flag's value */
 
@@ -26,7 +27,7 @@ struct app {
     int64_t started_unix_s;
     bool draining;             /* SIGTERM came */
     uint64_t next_request_id;
-    struct generation *generations; /* hash of running ones by request id; generation.h */
+    struct generations *generations; /* the running ones by request id; api_open makes it */
 };
 
 #endif

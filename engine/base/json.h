@@ -75,7 +75,8 @@ bool json_number_u64(const char *text, size_t bytes, uint64_t *out);
 bool json_number_f64(const char *text, size_t bytes, double *out);
 
 /* Parses one strict value into a tree; the caller frees it with cJSON_Delete. Integers that a double cannot hold exactly
- * become cJSON_Raw items that keep their text, so read integers with json_item_i64. Strings with NUL characters are
+ * (and numbers
+ * that no double can hold) become cJSON_Raw items that keep their text, so read numbers with json_item_i64 and json_read_*. Strings with NUL characters are
  * refused. ERR_INVALID with the byte offset. */
 int json_parse(const char *text, size_t bytes, struct json_limits limits, struct cJSON **out, struct err *err);
 
@@ -91,12 +92,13 @@ int json_read_f64(const struct cJSON *object, const char *key, double min, doubl
 int json_read_bool(const struct cJSON *object, const char *key, bool *out, struct err *err);
 int json_read_str(const struct cJSON *object, const char *key, const char **out, struct err *err);
 
-/* One tree item as an exact integer; false when it is none. */
+/* One tree item as an exact integer; false when it is none. 2.0 is one, as it is for other readers of JSON. */
 bool json_item_i64(const struct cJSON *item, int64_t *out);
 
 /* Writing, appended to `out`. Strings: `text` is UTF-8; bytes that are not become U+FFFD; the quotes are written too. */
 void json_write_str(struct buf *out, const char *text, size_t bytes);
 void json_write_f64(struct buf *out, double value); /* shortest that reads back; null when not finite */
+void json_write_f32(struct buf *out, float value);  /* the same for a float */
 void json_write_i64(struct buf *out, int64_t value);
 
 #endif
