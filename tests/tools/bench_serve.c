@@ -1,0 +1,207 @@
+/* bench_serve: a closed-loop streaming client for side-by-side serving figures.
+ *
+ * usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in TOKENS] [--out TOKENS]
+ *                    [--model NAME] [--seed S] [--vocab V]
+ * Sends N requests of `in` random token ids, greedy, end ids ignored, prefix cache of no use (every prompt differs), C at
+ * once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT and inter-event
+ * gaps. A thread a connection with blocking sockets costs the server's cores as little as a client can. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+struct options {
+    int port, concurrency, requests, in_tokens, out_tokens, vocab;
+    bool llama;
+    const char *model;
+    uint64_t seed;
+};
+
+struct sample {
+    double ttft_s, gap_max_s, total_s;
+    int events;
+};
+
+struct bench {
+    struct options options;
+    atomic_int next, failed;
+    struct sample *samples; /* [requests] */
+};
+
+static uint64_t mix(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static void body_write(struct buf *out, const struct options *o, int index) {
+    uint64_t state = o->seed * 1000003u + (uint64_t)index;
+    if (o->llama)
+        buf_printf(out, "{\"n_predict\":%d,\"ignore_eos\":true,\"cache_prompt\":false,\"stream\":true,\"temperature\":0,", o->out_tokens);
+    else
+        buf_printf(out, "{\"model\":\"%s\",\"max_tokens\":%d,\"ignore_eos\":true,\"stream\":true,\"temperature\":0,", o->model, o->out_tokens);
+    buf_append_str(out, "\"prompt\":[");
+    for (int i = 0; i < o->in_tokens; i++)
+        buf_printf(out, "%s%d", i ? "," : "", 300 + (int)(mix(&state) % (uint64_t)(o->vocab - 400)));
+    buf_append_str(out, "]}");
+}
+
+static int connect_to(int port) {
+    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    struct timeval limit = {.tv_sec = 120};
+    if (fd < 0) return -1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (connect(fd, (struct sockaddr *)&addr, sizeof addr) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+static bool send_all(int fd, const char *data, size_t bytes) {
+    while (bytes) {
+        ssize_t n = send(fd, data, bytes, MSG_NOSIGNAL);
+        if (n <= 0) return false;
+        data += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+/* Counts "data: {" in the newly come bytes; the last 8 bytes of the former piece are kept in front of them. */
+static int events_count(struct buf *seen, const char *data, size_t bytes, bool *done) {
+    int count = 0;
+    buf_append(seen, data, bytes);
+    for (char *at = seen->data; (at = strstr(at, "data: {")); at += 7) count++;
+    *done = strstr(seen->data, "\r\n0\r\n\r\n") || (seen->bytes >= 5 && !memcmp(seen->data, "0\r\n\r\n", 5));
+    size_t keep = seen->bytes < 6 ? seen->bytes : 6;
+    memmove(seen->data, seen->data + seen->bytes - keep, keep);
+    seen->bytes = keep;
+    seen->data[keep] = '\0';
+    return count;
+}
+
+static bool request_run(const struct bench *bench, int fd, int index, struct sample *sample) {
+    const struct options *o = &bench->options;
+    struct buf body = {0}, message = {0}, seen = {0};
+    char data[16384];
+    bool done = false, ok;
+    body_write(&body, o, index);
+    buf_printf(&message, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+               o->llama ? "/completion" : "/v1/completions", body.bytes);
+    buf_append(&message, body.data, body.bytes);
+    int64_t begin = clock_now_ns(), last = begin;
+    ok = send_all(fd, message.data, message.bytes);
+    bool first = true;
+    while (ok && !done) {
+        ssize_t n = recv(fd, data, sizeof data, 0);
+        if (n <= 0) ok = false;
+        if (n <= 0) break;
+        if (first && strncmp(data, "HTTP/1.1 200", 12) != 0) ok = false;
+        first = false;
+        int64_t now = clock_now_ns();
+        int events = events_count(&seen, data, (size_t)n, &done);
+        if (!events) continue;
+        double gap = (double)(now - last) * 1e-9;
+        if (sample->events == 0) sample->ttft_s = gap;
+        else if (gap > sample->gap_max_s) sample->gap_max_s = gap;
+        sample->events += events;
+        last = now;
+    }
+    sample->total_s = (double)(last - begin) * 1e-9;
+    buf_deinit(&body);
+    buf_deinit(&message);
+    buf_deinit(&seen);
+    return ok && sample->events > 0;
+}
+
+static void *worker(void *arg) {
+    struct bench *bench = arg;
+    int fd = connect_to(bench->options.port), index;
+    while ((index = atomic_fetch_add(&bench->next, 1)) < bench->options.requests) {
+        if (fd < 0) fd = connect_to(bench->options.port);
+        if (fd >= 0 && request_run(bench, fd, index, &bench->samples[index])) continue;
+        atomic_fetch_add(&bench->failed, 1);
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void report(const struct bench *bench, double wall_s) {
+    const struct options *o = &bench->options;
+    double *ttft = mem_zalloc((size_t)o->requests, sizeof *ttft), gap = 0, tpot = 0;
+    int failed = atomic_load(&bench->failed);
+    for (int i = 0; i < o->requests; i++) {
+        const struct sample *s = &bench->samples[i];
+        ttft[i] = s->ttft_s;
+        if (s->gap_max_s > gap) gap = s->gap_max_s;
+        if (o->out_tokens > 1) tpot += (s->total_s - s->ttft_s) / (o->out_tokens - 1) / o->requests;
+    }
+    qsort(ttft, (size_t)o->requests, sizeof *ttft, compare);
+    printf("{\"concurrency\":%d,\"requests\":%d,\"failed\":%d,\"in\":%d,\"out\":%d,\"wall_s\":%.4f,\"out_tok_s\":%.2f,"
+           "\"ttft_p50_s\":%.4f,\"ttft_min_s\":%.4f,\"ttft_max_s\":%.4f,\"tpot_mean_s\":%.5f,\"gap_max_s\":%.4f}\n",
+           o->concurrency, o->requests, failed, o->in_tokens, o->out_tokens, wall_s,
+           (double)(o->requests - failed) * o->out_tokens / wall_s, ttft[o->requests / 2], ttft[0],
+           ttft[o->requests - 1], tpot, gap);
+    mem_free(ttft);
+}
+
+static bool options_read(int argc, char **argv, struct options *o) {
+    *o = (struct options){.port = 8000, .concurrency = 1, .requests = 6, .in_tokens = 128, .out_tokens = 64,
+                          .vocab = 49152, .model = "", .seed = 1};
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const char *k = argv[i], *v = argv[i + 1];
+        if (!strcmp(k, "--port")) o->port = atoi(v);
+        else if (!strcmp(k, "--concurrency")) o->concurrency = atoi(v);
+        else if (!strcmp(k, "--requests")) o->requests = atoi(v);
+        else if (!strcmp(k, "--in")) o->in_tokens = atoi(v);
+        else if (!strcmp(k, "--out")) o->out_tokens = atoi(v);
+        else if (!strcmp(k, "--vocab")) o->vocab = atoi(v);
+        else if (!strcmp(k, "--dialect")) o->llama = !strcmp(v, "llama");
+        else if (!strcmp(k, "--model")) o->model = v;
+        else if (!strcmp(k, "--seed")) o->seed = (uint64_t)atoll(v);
+        else return false;
+    }
+    return argc % 2 == 1 && o->concurrency >= 1 && o->concurrency <= 1024 && o->requests >= 1 && o->in_tokens >= 1 && o->vocab > 800;
+}
+
+int main(int argc, char **argv) {
+    static struct bench bench;
+    if (!options_read(argc, argv, &bench.options)) {
+        fprintf(stderr, "usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in T] "
+                        "[--out T] [--model NAME] [--seed S] [--vocab V]\n");
+        return 2;
+    }
+    bench.samples = mem_zalloc((size_t)bench.options.requests, sizeof *bench.samples);
+    pthread_t *threads = mem_zalloc((size_t)bench.options.concurrency, sizeof *threads);
+    int64_t begin = clock_now_ns();
+    for (int i = 0; i < bench.options.concurrency; i++)
+        if (pthread_create(&threads[i], NULL, worker, &bench)) return 1;
+    for (int i = 0; i < bench.options.concurrency; i++) pthread_join(threads[i], NULL);
+    report(&bench, (double)(clock_now_ns() - begin) * 1e-9);
+    mem_free(threads);
+    mem_free(bench.samples);
+    return atomic_load(&bench.failed) ? 1 : 0;
+}
