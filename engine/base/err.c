@@ -35,7 +35,9 @@ int err_prefix(struct err *err, const char *format, ...) {
     va_start(args, format);
     int used = vsnprintf(err->text, sizeof err->text, format, args);
     va_end(args);
-    if (used >= 0 && (size_t)used < sizeof err->text)
-        snprintf(err->text + used, sizeof err->text - (size_t)used, ": %s", old);
+    if (used >= 0 && (size_t)used < sizeof err->text) {
+        int more = snprintf(err->text + used, sizeof err->text - (size_t)used, ": %s", old);
+        if (more < 0) err->text[used] = '\0'; /* a text that does not fit is cut, which is meant */
+    }
     return err->code;
 }
