@@ -1,5 +1,7 @@
 /* http.h: HTTP/1.1 over libuv and llhttp: connections, requests read whole, replies and streams written with
  * back-pressure. The loop thread owns everything here. Knows no route, no JSON, no engine.
+ * A client that closes its sending side counts as gone while its reply is not complete: nothing tells it from one that
+ * left, and its pages are worth more than the rare client that half-closes.
  *
  * Life of an exchange: the head and the body are read (limits enforced while reading) → handler(exchange) → either
  * http_reply once, or http_stream_begin, http_stream_write …, http_stream_end. If the client vanishes first, on_gone is
@@ -27,6 +29,7 @@ struct http_limits {
     size_t output_bytes;      /* buffered for one connection; a stream over it is told to wait, over 4 times it is closed */
     int32_t connections;      /* over: 503 and close */
     int32_t chunks;           /* of a chunked body */
+    size_t body_total_bytes;  /* of all requests being read at once; over: 503 */
     int64_t header_timeout_ns, body_timeout_ns, idle_timeout_ns, write_timeout_ns;
 };
 extern const struct http_limits http_limits_default;
@@ -52,6 +55,9 @@ int http_server_open(uv_loop_t *loop, const struct http_limits *limits, const st
                      struct http_server **out, struct err *err);
 /* Binds and listens; port 0 picks one. ERR_IO in one sentence (in use, no permission). */
 int http_server_listen(struct http_server *server, const char *host, int port, int *bound_port, struct err *err);
+/* From now on every reply says "Connection: close" and idle connections end; still listens, so that new requests can be
+ * answered with 503 and health with the truth. */
+void http_server_drain(struct http_server *server);
 /* Listens no more; connections end after their present exchange. */
 void http_server_stop(struct http_server *server);
 /* Closes everything; the loop must run until done. */
