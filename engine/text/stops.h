@@ -23,9 +23,10 @@ struct stops {
 void stops_init(struct stops *stops, const struct stop_string *strings, int32_t count);
 void stops_deinit(struct stops *stops);
 
-/* Takes new text; appends to `out` what can be given out now. Returns the index of the string that matched (the earliest
- * match in the text; among equals the first listed), or -1. After a match `out` has everything before it, and with `keep`
- * the match too; the rest is dropped. */
+/* Takes new text; appends to `out` what can be given out now. Returns the index of the string that matched, or -1. The
+ * match that ends first counts, so the answer does not depend on how the text was cut; of several that end there the
+ * longest, of equals the first listed. After a match `out` has everything before it, and with `keep` the match too; the
+ * rest is dropped. */
 int32_t stops_push(struct stops *stops, const char *text, size_t bytes, bool keep, struct buf *out);
 
 /* The end came without a match: gives out what was held. */

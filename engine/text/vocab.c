@@ -1,0 +1,122 @@
+#include "engine/text/vocab.h"
+
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "engine/text/utf8.h"
+
+/* At most half of the slots are used, so a probe is short. */
+void vocab_init(struct vocab *vocab, int32_t capacity) {
+    CHECK(capacity >= 0 && capacity <= VOCAB_MAX);
+    *vocab = (struct vocab){.capacity = capacity};
+    uint32_t slots = 64;
+    while (slots < (uint32_t)capacity * 2) slots *= 2;
+    vocab->mask = slots - 1;
+    vocab->slots = mem_alloc(slots * sizeof *vocab->slots);
+    memset(vocab->slots, 0xff, slots * sizeof *vocab->slots);
+    vocab->offsets = mem_zalloc((size_t)capacity + 1, sizeof *vocab->offsets);
+    vocab->flags = mem_zalloc((size_t)capacity + 1, sizeof *vocab->flags);
+    buf_grow(&vocab->text, 8 * (size_t)capacity);
+}
+
+void vocab_deinit(struct vocab *vocab) {
+    buf_deinit(&vocab->text);
+    mem_free(vocab->offsets);
+    mem_free(vocab->flags);
+    mem_free(vocab->slots);
+    *vocab = (struct vocab){0};
+}
+
+/* Multiply and fold, eight bytes at a time; only our own vocabulary is stored under it, so it need not resist choice. */
+static uint64_t hash_token(const char *bytes, size_t count) {
+    uint64_t hash = count * 0x9e3779b97f4a7c15u, word;
+    for (; count > 8; count -= 8, bytes += 8) {
+        memcpy(&word, bytes, 8);
+        hash = (hash ^ word) * 0xd6e8feb86659fd93u;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    if (count >= 4) {
+        uint32_t low, high;
+        memcpy(&low, bytes, 4);
+        memcpy(&high, bytes + count - 4, 4);
+        word = (uint64_t)high << 32 | low;
+    } else if (count > 0) {
+        word = (uint64_t)(unsigned char)bytes[0] | (uint64_t)(unsigned char)bytes[count / 2] << 8 |
+               (uint64_t)(unsigned char)bytes[count - 1] << 16;
+    }
+    hash = (hash ^ word) * 0xd6e8feb86659fd93u;
+    hash ^= hash >> 29;
+    hash *= 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+}
+
+int32_t vocab_find(const struct vocab *vocab, const char *bytes, size_t count) {
+    uint64_t hash = hash_token(bytes, count);
+    uint32_t tag = (uint32_t)(hash >> 32);
+    for (uint32_t at = (uint32_t)hash & vocab->mask;; at = (at + 1) & vocab->mask) {
+        struct vocab_slot slot = vocab->slots[at];
+        if (slot.id < 0) return -1;
+        if (slot.tag != tag) continue;
+        const uint32_t *offsets = vocab->offsets + slot.id;
+        if (offsets[1] - offsets[0] == count && memcmp(vocab->text.data + offsets[0], bytes, count) == 0) return slot.id;
+    }
+}
+
+static void insert(struct vocab *vocab, int32_t id) {
+    size_t count;
+    const char *bytes = vocab_token(vocab, id, &count);
+    if (count == 0 || vocab_find(vocab, bytes, count) >= 0) return;
+    uint64_t hash = hash_token(bytes, count);
+    uint32_t at = (uint32_t)hash & vocab->mask;
+    while (vocab->slots[at].id >= 0) at = (at + 1) & vocab->mask;
+    vocab->slots[at] = (struct vocab_slot){.tag = (uint32_t)(hash >> 32), .id = id};
+}
+
+/* Closes the token whose bytes lie at the end of text. */
+static void finish(struct vocab *vocab, uint8_t flags, bool by_bytes) {
+    CHECK(vocab->count < vocab->capacity && vocab->text.bytes <= UINT32_MAX);
+    int32_t id = vocab->count++;
+    vocab->flags[id] = flags;
+    vocab->offsets[id + 1] = (uint32_t)vocab->text.bytes;
+    int32_t bytes = (int32_t)(vocab->offsets[id + 1] - vocab->offsets[id]);
+    if (bytes > vocab->token_bytes_max) vocab->token_bytes_max = bytes;
+    if (by_bytes) insert(vocab, id);
+}
+
+void vocab_add(struct vocab *vocab, const char *bytes, size_t count, uint8_t flags) {
+    buf_append(&vocab->text, bytes, count);
+    finish(vocab, flags, (flags & (VOCAB_ADDED | VOCAB_HOLE)) == 0);
+}
+
+void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, uint8_t flags) {
+    bool by_bytes = vocab_letters_to_bytes(letters, bytes, &vocab->text);
+    if (!by_bytes) buf_append(&vocab->text, letters, bytes);
+    finish(vocab, flags, by_bytes && (flags & (VOCAB_ADDED | VOCAB_HOLE)) == 0);
+}
+
+/* GPT-2's table: 33-126, 161-172 and 174-255 stand for themselves; the other 68 bytes are U+0100 upwards in order, so the
+ * letters U+0100-U+0120 are the bytes 0-32, U+0121-U+0142 are 127-160, U+0143 is 173. */
+static int letter_to_byte(uint32_t letter) {
+    if ((letter >= 33 && letter <= 126) || (letter >= 161 && letter <= 255 && letter != 173)) return (int)letter;
+    if (letter >= 0x100 && letter <= 0x120) return (int)letter - 0x100;
+    if (letter >= 0x121 && letter <= 0x142) return (int)letter - 0x121 + 127;
+    return letter == 0x143 ? 173 : -1;
+}
+
+bool vocab_letters_to_bytes(const char *letters, size_t bytes, struct buf *out) {
+    const unsigned char *p = (const unsigned char *)letters;
+    unsigned char *to = (unsigned char *)buf_grow(out, bytes), *start = to;
+    for (size_t at = 0; at < bytes;) {
+        uint32_t letter = p[at];
+        int step = letter < 0x80 ? 1 : utf8_step(p + at, bytes - at, &letter);
+        int byte = step > 0 ? letter_to_byte(letter) : -1;
+        if (byte < 0) return *start = '\0', false;
+        *to++ = (unsigned char)byte;
+        at += (size_t)step;
+    }
+    *to = '\0';
+    out->bytes += (size_t)(to - start);
+    return true;
+}
