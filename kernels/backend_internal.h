@@ -16,6 +16,13 @@ struct backend {
     struct cpu *cpu; /* the CPU device; ops.c dispatches by info.device */
 };
 
+/* The head of every backend's weight; the rest is the backend's own. */
+struct weight {
+    int64_t rows, cols;
+    size_t bytes;   /* taken from MEMORY_WEIGHTS */
+    unsigned flags; /* enum weight_flags */
+};
+
 /* Adds one launch to the profile; call it only while `profiling` is on. */
 void backend_profile_add(struct backend *backend, enum op_kind kind, uint64_t bytes, uint64_t flops, uint64_t ns);
 

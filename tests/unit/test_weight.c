@@ -1,0 +1,120 @@
+/* Weights: whatever the layout, a row read back has exactly the values of the file. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "kernels/backend_internal.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "tests/unit/linear_cases.h"
+
+static void check_rows(const struct weight *weight, int64_t first, const uint8_t *data, enum dtype dtype, int64_t rows,
+                       int64_t cols) {
+    float *out = mem_alloc((size_t)cols * 4);
+    for (int64_t row = 0; row < rows; row++) {
+        cpu_weight_row_dequant(weight, first + row, out);
+        for (int64_t col = 0; col < cols; col++) {
+            float want = (float)matrix_value(data, dtype, cols, row, col);
+            if (memcmp(&out[col], &want, 4) != 0 && out[col] != want)
+                fail_msg("%s row %d column %d: %g, not %g", dtype_info(dtype)->name, (int)row, (int)col,
+                         (double)out[col], (double)want);
+        }
+    }
+    mem_free(out);
+}
+
+static void test_rows_come_back(void **state) {
+    const int64_t shapes[][2] = {{1, 32}, {7, 64}, {8, 96}, {19, 576}, {33, 32}};
+    struct random random = {7};
+    for (int isa = 0; isa < CASE_ISAS; isa++) {
+        struct backend *backend = case_backend(case_isas[isa], 2, CPU_ACTIVATIONS_INT8);
+        if (!backend) continue;
+        for (int d = 0; d < CASE_DTYPES; d++) {
+            for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+                int64_t rows = shapes[s][0], cols = shapes[s][1] - (dtype_quantised(case_dtypes[d]) ? 0 : 3);
+                uint8_t *data = matrix_random(&random, case_dtypes[d], rows, cols);
+                struct weight_part part = {.data = data, .dtype = case_dtypes[d], .rows = rows};
+                struct weight *weight;
+                size_t bytes;
+                assert_true(weight_prepared_bytes(backend, &part, 1, cols, WEIGHT_LOOKUP, &bytes));
+                assert_int_equal(weight_prepare(backend, &part, 1, cols, WEIGHT_LOOKUP, &weight, NULL), 0);
+                assert_int_equal(weight_rows(weight), rows);
+                assert_int_equal(weight_cols(weight), cols);
+                assert_int_equal(weight_bytes(weight), bytes);
+                assert_int_equal(backend_allocated_bytes(backend, MEMORY_WEIGHTS), bytes);
+                check_rows(weight, 0, data, case_dtypes[d], rows, cols);
+                weight_free(backend, weight);
+                assert_int_equal(backend_allocated_bytes(backend, MEMORY_WEIGHTS), 0);
+                mem_free(data);
+            }
+        }
+        backend_close(backend);
+    }
+}
+
+/* q4_1, q4_1, q8_0, f16, q8_0 below each other, with row counts that fill no group. */
+static void test_parts(void **state) {
+    enum { PARTS = 5, COLS = 64 };
+    const enum dtype dtypes[PARTS] = {DTYPE_Q4_1, DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_F16, DTYPE_Q8_0};
+    const int64_t rows[PARTS] = {5, 300, 9, 1, 270};
+    struct random random = {11};
+    for (int isa = 0; isa < CASE_ISAS; isa++) {
+        struct backend *backend = case_backend(case_isas[isa], 3, CPU_ACTIVATIONS_INT8);
+        if (!backend) continue;
+        struct weight_part parts[PARTS];
+        uint8_t *data[PARTS];
+        struct weight *weight;
+        for (int i = 0; i < PARTS; i++) {
+            data[i] = matrix_random(&random, dtypes[i], rows[i], COLS);
+            parts[i] = (struct weight_part){.data = data[i], .dtype = dtypes[i], .rows = rows[i]};
+        }
+        assert_int_equal(weight_prepare(backend, parts, PARTS, COLS, 0, &weight, NULL), 0);
+        assert_int_equal(weight_rows(weight), 585);
+        int64_t first = 0;
+        for (int i = 0; i < PARTS; first += rows[i++]) check_rows(weight, first, data[i], dtypes[i], rows[i], COLS);
+        weight_free(backend, weight);
+        for (int i = 0; i < PARTS; i++) mem_free(data[i]);
+        backend_close(backend);
+    }
+}
+
+static void test_refusals(void **state) {
+    struct err err;
+    struct weight *weight;
+    size_t bytes;
+    float data[64] = {0};
+    struct weight_part part = {.data = data, .dtype = DTYPE_I32, .rows = 1};
+    struct backend *backend = NULL;
+    struct backend_options options = {.device = DEVICE_CUDA};
+    assert_int_equal(backend_open(&options, &backend, &err), ERR_UNSUPPORTED);
+    options = (struct backend_options){.device = DEVICE_CPU, .cpu_isa = "mmx"};
+    assert_int_equal(backend_open(&options, &backend, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.field, "cpu_isa");
+    options = (struct backend_options){.device = DEVICE_AUTO};
+    assert_int_equal(backend_open(&options, &backend, &err), 0);
+    assert_int_equal(backend_info(backend)->device, DEVICE_CPU);
+    assert_true(backend_info(backend)->threads >= 1);
+    assert_int_equal(weight_prepare(backend, &part, 1, 32, 0, &weight, &err), ERR_UNSUPPORTED);
+    assert_false(weight_prepared_bytes(backend, &part, 1, 32, 0, &bytes));
+    part.dtype = DTYPE_Q8_0;
+    assert_int_equal(weight_prepare(backend, &part, 1, 33, 0, &weight, &err), ERR_INVALID);
+    assert_int_equal(weight_prepare(backend, &part, 0, 32, 0, &weight, &err), ERR_INVALID);
+    part.rows = (int64_t)1 << 40;
+    assert_false(weight_prepared_bytes(backend, &part, 1, 32, 0, &bytes));
+    void *p;
+    assert_int_equal(backend_alloc(backend, MEMORY_KV, (size_t)1 << 60, &p, &err), ERR_NOMEM);
+    assert_int_equal(backend_alloc(backend, MEMORY_KV, 1000, &p, &err), 0);
+    assert_int_equal((uintptr_t)p % 64, 0);
+    backend_free(backend, MEMORY_KV, p, 1000);
+    backend_close(backend);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_come_back),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("weight", tests, NULL, NULL);
+}
