@@ -3,7 +3,12 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/linear_kernels.h"
 
-static const struct linear_kernels *kernels_of(enum cpu_isa isa) { return &linear_kernels_portable; }
+static const struct linear_kernels *kernels_of(enum cpu_isa isa) {
+#if defined(__x86_64__)
+    if (isa == CPU_ISA_AVX2) return &linear_kernels_avx2;
+#endif
+    return &linear_kernels_portable;
+}
 
 /* ---- rounding x --------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,286 @@
+/* Matrix multiplication with AVX2, FMA and F16C.
+ *
+ * A vector holds 4 columns of 8 rows, so an activation block is taken as 8 words of 4 int8 and each is broadcast. vpmaddubsw
+ * multiplies unsigned by signed bytes and adds pairs in 16 bits, saturating:
+ *   q4: 15 * 127 * 2 = 3810 a pair, 8 of them 30480: the whole block is summed in 16 bits and widened once.
+ *   q5: 31 * 127 * 2 = 7874, 4 of them 31496: two halves.
+ *   q8: |w| times x with the sign of w, 128 * 127 * 2 = 32512: every product is widened at once.
+ * Unpacking 32 columns of q4 costs 16 operations and a row of x 30 more, so a few rows share an unpacked block. */
+#if defined(__AVX2__)
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/linear_kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 8 };
+
+/* ---- rounding x --------------------------------------------------------------------------------------------------- */
+
+INLINE uint32_t max_u31(__m256i v) {
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+INLINE int32_t sum_i32(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+
+static void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packing by halves */
+    for (int64_t begin = 0; begin < cols; begin += QUANT_BLOCK, x += QUANT_BLOCK, out++) {
+        __m256i bits[4], q[4];
+        for (int i = 0; i < 4; i++)
+            bits[i] = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + 8 * i)), magnitude);
+        /* |x| compared as integers: the order is the same, and a NaN is the greatest of all */
+        uint32_t bits_max =
+            max_u31(_mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3])));
+        float amax;
+        memcpy(&amax, &bits_max, 4);
+        float inverse = amax > 0 ? 127.0f / amax : 0.0f;
+        bool finite = bits_max < 0x7f800000u && inverse < INFINITY;
+        if (!finite) {
+            if (bits_max < 0x7f800000u) amax = 0; /* so small that 127 / amax overflows: zero */
+            *out = (struct act_block){.d = amax / 127.0f, .s = amax * 0.0f};
+            continue;
+        }
+        __m256 scale = _mm256_set1_ps(inverse);
+        for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), scale));
+        int32_t sum = sum_i32(_mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])));
+        __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+        _mm256_storeu_si256((__m256i *)out->q, _mm256_permutevar8x32_epi32(bytes, order));
+        out->d = amax / 127.0f;
+        out->sum = sum;
+        out->s = out->d * (float)sum;
+    }
+}
+
+/* ---- a block of a group ------------------------------------------------------------------------------------------- */
+
+INLINE bool dtype_is_q5(enum dtype dtype) { return dtype == DTYPE_Q5_0 || dtype == DTYPE_Q5_1; }
+INLINE bool dtype_quantised(enum dtype dtype) { return dtype >= DTYPE_Q4_0; }
+INLINE size_t quant_block_bytes(enum dtype dtype) { return dtype == DTYPE_Q8_0 ? 256 : dtype_is_q5(dtype) ? 160 : 128; }
+
+INLINE __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+/* The word of columns 4v .. 4v+3 into w[v]. */
+INLINE void block_unpack(enum dtype dtype, const uint8_t *quants, __m256i w[8]) {
+    const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
+    if (dtype == DTYPE_Q8_0) {
+        for (int v = 0; v < 8; v++) w[v] = load256(quants + 32 * v);
+        return;
+    }
+    for (int v = 0; v < 4; v++) {
+        __m256i both = load256(quants + 32 * v);
+        w[v] = _mm256_and_si256(both, low);
+        w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    }
+    if (!dtype_is_q5(dtype)) return;
+    __m256i high = load256(quants + 128);
+    for (int v = 0; v < 8; v++) {
+        __m256i bit = v <= 4 ? _mm256_slli_epi16(high, 4 - v) : _mm256_srli_epi16(high, v - 4);
+        w[v] = _mm256_or_si256(w[v], _mm256_and_si256(bit, fifth));
+    }
+}
+
+/* Scales and minimums of 8 rows; q = 0 stands for -8 in q4_0 and -16 in q5_0. */
+INLINE void block_scales(enum dtype dtype, const uint8_t *scales, const uint8_t *minimums, int64_t block, __m256 *d,
+                         __m256 *m) {
+    *d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + block * 16)));
+    if (dtype == DTYPE_Q4_0) *m = _mm256_mul_ps(*d, _mm256_set1_ps(-8));
+    else if (dtype == DTYPE_Q5_0) *m = _mm256_mul_ps(*d, _mm256_set1_ps(-16));
+    else if (dtype == DTYPE_Q8_0) *m = _mm256_setzero_ps();
+    else *m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(minimums + block * 16)));
+}
+
+INLINE __m256i word(const struct act_block *x, int v) {
+    int32_t q;
+    memcpy(&q, x->q + 4 * v, 4);
+    return _mm256_set1_epi32(q);
+}
+
+/* Dot products of words [begin, begin + 4) of a block, as pairs in 16 bits. */
+INLINE __m256i half_dot16(const __m256i *w, const struct act_block *x, int begin) {
+    __m256i a = _mm256_maddubs_epi16(w[begin], word(x, begin));
+    for (int v = begin + 1; v < begin + 4; v++) a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[v], word(x, v)));
+    return a;
+}
+
+/* Integer dot product of a block of 8 rows with a block of x. */
+INLINE __m256i block_dot(enum dtype dtype, const __m256i w[8], const struct act_block *x) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    if (dtype == DTYPE_Q8_0) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int v = 0; v < 8; v++) {
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[v]), _mm256_sign_epi8(word(x, v), w[v]));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+        return sum;
+    }
+    __m256i low = half_dot16(w, x, 0), high = half_dot16(w, x, 4);
+    if (dtype_is_q5(dtype)) return _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones));
+    return _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------ */
+
+INLINE void row_store(const struct linear_job *job, int64_t row, int64_t first, __m256 acc) {
+    int64_t lanes = job->segment->rows - first;
+    if (lanes < LANES) {
+        float values[LANES];
+        _mm256_storeu_ps(values, acc);
+        linear_store_tail(job, row, first, lanes, values);
+        return;
+    }
+    float *y = job->y + row * job->y_stride + first;
+    if (job->bias) acc = _mm256_add_ps(acc, _mm256_loadu_ps(job->bias + first));
+    if (job->accumulate) acc = _mm256_add_ps(acc, _mm256_loadu_ps(y));
+    _mm256_storeu_ps(y, acc);
+}
+
+/* ---- int8 activations --------------------------------------------------------------------------------------------- */
+
+/* `rows` rows of x, known when compiled, against one group. */
+INLINE void group_int8(enum dtype dtype, int rows, const struct linear_job *job, const uint8_t *group, int64_t row,
+                       int64_t first) {
+    const struct act_block *x = job->q + row * job->blocks;
+    const uint8_t *scales = group + (size_t)job->blocks * quant_block_bytes(dtype);
+    const uint8_t *minimums = scales + job->blocks * 16;
+    __m256 acc[4];
+    for (int r = 0; r < rows; r++) acc[r] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < job->blocks; b++) {
+        __m256i w[8];
+        __m256 d, m;
+        block_unpack(dtype, group + (size_t)b * quant_block_bytes(dtype), w);
+        block_scales(dtype, scales, minimums, b, &d, &m);
+        for (int r = 0; r < rows; r++) {
+            const struct act_block *block = x + r * job->blocks + b;
+            __m256 dot = _mm256_cvtepi32_ps(block_dot(dtype, w, block));
+            acc[r] = _mm256_fmadd_ps(dot, _mm256_mul_ps(d, _mm256_set1_ps(block->d)), acc[r]);
+            if (dtype != DTYPE_Q8_0) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) row_store(job, row + r, first, acc[r]);
+}
+
+INLINE void groups_int8(enum dtype dtype, const struct linear_job *job, int64_t group_begin, int64_t group_end,
+                        int64_t row_begin, int64_t row_end) {
+    for (int64_t g = group_begin; g < group_end; g++) {
+        const uint8_t *group = job->segment->data + (size_t)g * job->segment->group_bytes;
+        int64_t row = row_begin;
+        for (; row + 4 <= row_end; row += 4) group_int8(dtype, 4, job, group, row, g * LANES);
+        if (row + 2 <= row_end) {
+            group_int8(dtype, 2, job, group, row, g * LANES);
+            row += 2;
+        }
+        if (row < row_end) group_int8(dtype, 1, job, group, row, g * LANES);
+    }
+}
+
+/* ---- f32 activations ---------------------------------------------------------------------------------------------- */
+
+/* Bytes i of the 8 words of w as f32. */
+INLINE __m256 word_byte(enum dtype dtype, __m256i w, int i) {
+    __m256i top = _mm256_slli_epi32(w, 24 - 8 * i);
+    return _mm256_cvtepi32_ps(dtype == DTYPE_Q8_0 ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24));
+}
+
+INLINE __m256 plain_load(enum dtype dtype, const uint8_t *group, int64_t col) {
+    if (dtype == DTYPE_F32) return _mm256_loadu_ps((const float *)group + col * LANES);
+    __m128i half = _mm_loadu_si128((const __m128i *)(group + col * LANES * 2));
+    if (dtype == DTYPE_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+/* f32 values of columns [0, count) of a block: values[column]. */
+INLINE void block_dequant(enum dtype dtype, const struct linear_job *job, const uint8_t *group, int64_t block,
+                          int64_t count, __m256 values[QUANT_BLOCK]) {
+    if (!dtype_quantised(dtype)) {
+        for (int64_t c = 0; c < count; c++) values[c] = plain_load(dtype, group, block * QUANT_BLOCK + c);
+        return;
+    }
+    const uint8_t *scales = group + (size_t)job->blocks * quant_block_bytes(dtype);
+    __m256i w[8];
+    __m256 d, m;
+    block_unpack(dtype, group + (size_t)block * quant_block_bytes(dtype), w);
+    block_scales(dtype, scales, scales + job->blocks * 16, block, &d, &m);
+    for (int v = 0; v < 8; v++)
+        for (int i = 0; i < 4; i++) values[4 * v + i] = _mm256_fmadd_ps(d, word_byte(dtype, w[v], i), m);
+}
+
+INLINE void group_f32(enum dtype dtype, int rows, const struct linear_job *job, const uint8_t *group, int64_t row,
+                      int64_t first) {
+    __m256 acc[8];
+    for (int r = 0; r < rows; r++) acc[r] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < job->blocks; b++) {
+        __m256 values[QUANT_BLOCK];
+        const float *x = job->x + row * job->x_stride + b * QUANT_BLOCK;
+        int64_t left = job->cols - b * QUANT_BLOCK, count = left < QUANT_BLOCK ? left : QUANT_BLOCK;
+        block_dequant(dtype, job, group, b, count, values);
+        for (int64_t c = 0; c < count; c++)
+            for (int r = 0; r < rows; r++)
+                acc[r] = _mm256_fmadd_ps(values[c], _mm256_set1_ps(x[r * job->x_stride + c]), acc[r]);
+    }
+    for (int r = 0; r < rows; r++) row_store(job, row + r, first, acc[r]);
+}
+
+INLINE void groups_f32(enum dtype dtype, const struct linear_job *job, int64_t group_begin, int64_t group_end,
+                       int64_t row_begin, int64_t row_end) {
+    for (int64_t g = group_begin; g < group_end; g++) {
+        const uint8_t *group = job->segment->data + (size_t)g * job->segment->group_bytes;
+        int64_t row = row_begin;
+        for (; row + 8 <= row_end; row += 8) group_f32(dtype, 8, job, group, row, g * LANES);
+        for (; row + 2 <= row_end; row += 2) group_f32(dtype, 2, job, group, row, g * LANES);
+        if (row < row_end) group_f32(dtype, 1, job, group, row, g * LANES);
+    }
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------------------- */
+
+#define LINEAR_KERNEL(kind, suffix, dtype)                                                                             \
+    static void linear_##kind##_##suffix(const struct linear_job *job, int64_t group_begin, int64_t group_end,         \
+                                         int64_t row_begin, int64_t row_end) {                                         \
+        groups_##kind(dtype, job, group_begin, group_end, row_begin, row_end);                                         \
+    }
+
+LINEAR_KERNEL(int8, q4_0, DTYPE_Q4_0)
+LINEAR_KERNEL(int8, q4_1, DTYPE_Q4_1)
+LINEAR_KERNEL(int8, q5_0, DTYPE_Q5_0)
+LINEAR_KERNEL(int8, q5_1, DTYPE_Q5_1)
+LINEAR_KERNEL(int8, q8_0, DTYPE_Q8_0)
+LINEAR_KERNEL(f32, f32, DTYPE_F32)
+LINEAR_KERNEL(f32, f16, DTYPE_F16)
+LINEAR_KERNEL(f32, bf16, DTYPE_BF16)
+LINEAR_KERNEL(f32, q4_0, DTYPE_Q4_0)
+LINEAR_KERNEL(f32, q4_1, DTYPE_Q4_1)
+LINEAR_KERNEL(f32, q5_0, DTYPE_Q5_0)
+LINEAR_KERNEL(f32, q5_1, DTYPE_Q5_1)
+LINEAR_KERNEL(f32, q8_0, DTYPE_Q8_0)
+
+const struct linear_kernels linear_kernels_avx2 = {
+    .quantize = quantize_avx2,
+    .int8 = {[DTYPE_Q4_0] = linear_int8_q4_0,
+             [DTYPE_Q4_1] = linear_int8_q4_1,
+             [DTYPE_Q5_0] = linear_int8_q5_0,
+             [DTYPE_Q5_1] = linear_int8_q5_1,
+             [DTYPE_Q8_0] = linear_int8_q8_0},
+    .f32 = {[DTYPE_F32] = linear_f32_f32,
+            [DTYPE_F16] = linear_f32_f16,
+            [DTYPE_BF16] = linear_f32_bf16,
+            [DTYPE_Q4_0] = linear_f32_q4_0,
+            [DTYPE_Q4_1] = linear_f32_q4_1,
+            [DTYPE_Q5_0] = linear_f32_q5_0,
+            [DTYPE_Q5_1] = linear_f32_q5_1,
+            [DTYPE_Q8_0] = linear_f32_q8_0},
+};
+#else
+typedef int linear_avx2_is_not_of_this_architecture;
+#endif
