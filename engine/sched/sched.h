@@ -22,7 +22,7 @@ struct sched_options {
     int32_t max_num_batched_tokens; /* token budget a step, >= max_num_seqs */
     int32_t max_queued_requests;    /* waiting requests beyond which a submit is refused */
     int32_t max_model_len;          /* prompt + output of one sequence */
-    int32_t page_size, pages_total; /* page 0 is the dummy and is not counted as usable */
+    int32_t page_size, pages_total; /* the dummy page 0 counted in: pages 1 .. pages_total - 1 hold tokens */
     int32_t long_prefill_threshold; /* 0: none; else at most this many prompt tokens of one request a step */
     int32_t lookahead;              /* 0: a step completes before the next is built; 1: one step ahead */
     int32_t vocab;
@@ -57,7 +57,7 @@ struct sched_output {
 
 struct sched_stats {
     int32_t running, waiting;         /* sequences with a slot; sequences without */
-    int32_t pages_total, pages_free, pages_cached, pages_held; /* free + cached + held = total */
+    int32_t pages_total, pages_free, pages_cached, pages_held; /* free + cached + held = total, the dummy not counted */
     uint64_t preemptions, prefix_queried_tokens, prefix_hit_tokens, steps;
     uint64_t prompt_tokens_computed, output_tokens;
 };
@@ -75,14 +75,17 @@ int sched_submit(struct sched *sched, struct request *request, void *const *owne
 void sched_cancel(struct sched *sched, uint64_t request_id, enum finish_reason reason);
 void sched_cancel_all(struct sched *sched, enum finish_reason reason);
 
-/* Ends one sequence at the engine's wish (a stop string matched). No output is reported; the engine collects it. */
+/* Ends one sequence at the engine's wish (a stop string matched). No output is reported; the engine collects it. Nothing
+ * happens when it is finished already. */
 void sched_finish(struct sched *sched, struct sequence *seq, enum finish_reason reason);
 
-/* Builds the next step in `arena`, NULL when nothing can run. Expires deadlines by now_ns. With lookahead 0 the previous
- * batch must be complete. */
+/* Builds the next step in `arena`, NULL when nothing can run (with lookahead 1 also when everything waits for the step in
+ * flight). Expires deadlines by now_ns. With lookahead 0 the previous batch must be complete, with 1 the one before it. */
 const struct batch *sched_next_batch(struct sched *sched, struct arena *arena, int64_t now_ns);
 
-/* Hands in the sampled tokens of `batch`, results[i] for its row i; batches complete in the order they were built. */
+/* Hands in the sampled tokens of `batch`, results[i] for its row i; batches complete in the order they were built. The
+ * outputs point into `results`, so it stays until they were read. An id of -1 (NaN in the row) or outside the vocabulary
+ * ends that sequence alone with FINISH_ERROR. The batch and what it points at is not needed any more afterwards. */
 void sched_complete(struct sched *sched, const struct batch *batch, const struct sample_result *results, int64_t now_ns);
 
 /* Everything that happened to sequences since the last call: completed steps, cancels, deadlines. The array is valid until
