@@ -79,7 +79,8 @@ struct model; /* opaque */
 
 struct model_options {
     struct model_limits limits;
-    int32_t pages_total; /* page 0 is the dummy */
+    int32_t pages_total;  /* page 0 is the dummy */
+    int32_t sample_vocab; /* ids that the tokenizer knows: rows of the table beyond are padding, never drawn; 0: all */
     bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
     uint64_t seed;
 };

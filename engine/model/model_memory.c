@@ -1,0 +1,78 @@
+/* How much memory a model takes, computed before any is asked for. */
+#include "engine/base/arith.h"
+#include "engine/model/model_private.h"
+
+/* Carves [count, bytes] off the workspace; `ok` keeps the first overflow. */
+struct carver {
+    size_t at;
+    bool ok;
+};
+
+static size_t carve(struct carver *c, size_t rows, size_t cols, size_t bytes) {
+    size_t begin = c->at, need;
+    c->ok = c->ok && size_mul(rows, cols, &need) && size_mul(need, bytes, &need) && size_align(need, 64, &need) &&
+            size_add(c->at, need, &c->at);
+    return begin;
+}
+
+bool workspace_layout(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
+                      struct workspace *out) {
+    struct carver c = {0, true};
+    size_t act = (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
+    size_t tokens = (size_t)limits->max_num_batched_tokens, rows = (size_t)limits->max_num_seqs;
+    size_t hidden = (size_t)spec->hidden, q = (size_t)spec->n_heads * (size_t)spec->head_dim;
+    out->x = carve(&c, tokens, hidden, act);
+    out->h = carve(&c, tokens, hidden, act);
+    out->delta = carve(&c, spec_branches_apart(spec, 1) ? tokens : 0, hidden, act);
+    size_t shared = c.at;
+    out->qkv = carve(&c, tokens, (size_t)spec_qkv_rows(spec), act);
+    out->attn = carve(&c, tokens, q, act);
+    size_t attention_end = c.at;
+    c.at = shared;
+    out->gate_up = carve(&c, tokens, 2 * (size_t)spec->ffn, act);
+    out->act = carve(&c, tokens, (size_t)spec->ffn, act);
+    if (c.at < attention_end) c.at = attention_end;
+    out->rows_x = carve(&c, rows, hidden, act);
+    out->rows_attn = carve(&c, rows, q, act);
+    out->logits = carve(&c, rows, (size_t)spec->vocab, sizeof(float));
+    out->rope = carve(&c, (size_t)limits->max_model_len, (size_t)spec->rotary_dim, sizeof(float));
+    out->pages = carve(&c, rows, (size_t)i32_ceil_div(limits->max_model_len, limits->page_size), sizeof(int32_t));
+    out->attention_bytes = attention_workspace_bytes(limits->max_num_batched_tokens, limits->max_num_seqs,
+                                                     limits->max_model_len, spec->n_heads, spec->head_dim);
+    out->attention = carve(&c, 1, 1, out->attention_bytes);
+    out->sample_bytes = sample_workspace_bytes(limits->max_num_seqs, spec->vocab);
+    out->sample = carve(&c, 1, 1, out->sample_bytes);
+    out->bytes = c.at;
+    return c.ok;
+}
+
+bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *limits, size_t *layer_page_bytes) {
+    size_t bytes = 2 * (size_t)dtype_info(limits->kv_dtype)->block_bytes;
+    return size_mul(bytes, (size_t)spec->n_kv_heads, &bytes) && size_mul(bytes, (size_t)spec->head_dim, &bytes) &&
+           size_mul(bytes, (size_t)limits->page_size, &bytes) && size_align(bytes, 64, layer_page_bytes);
+}
+
+static int limits_check(const struct model_limits *limits, struct err *err) {
+    if (limits->max_num_seqs < 1 || limits->max_num_batched_tokens < 1 || limits->max_model_len < 1 ||
+        limits->page_size < 1)
+        return err_set(err, ERR_INVALID, "a limit of the model is below 1");
+    if (limits->kv_dtype != DTYPE_F16 && limits->kv_dtype != DTYPE_F32)
+        return err_set(err, ERR_UNSUPPORTED, "a KV cache of %s is not supported (f16 and f32 are)",
+                       dtype_info(limits->kv_dtype)->name);
+    return 0;
+}
+
+int model_memory_plan(const struct model_files *files, const struct backend *backend, const struct model_limits *limits,
+                      struct model_memory *out, struct err *err) {
+    struct workspace workspace;
+    size_t layer_page_bytes;
+    int rc = limits_check(limits, err);
+    if (rc) return rc;
+    if (!workspace_layout(&files->spec, backend, limits, &workspace) ||
+        !kv_page_bytes(&files->spec, limits, &layer_page_bytes) ||
+        !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))
+        return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
+    out->workspace_bytes = workspace.bytes;
+    out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
+    return weights_plan(files, backend, &out->weight_bytes, err);
+}
