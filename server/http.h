@@ -80,6 +80,10 @@ void *http_user(const struct http_exchange *exchange);
 /* Further header fields of the reply, before it begins. Values are checked for line breaks. */
 void http_add_header(struct http_exchange *exchange, const char *name, const char *value);
 
+/* Further "key=value" pairs for the log line of this request (counts, ids; never prompt text). Replaces an earlier note. */
+void http_set_note(struct http_exchange *exchange, const char *pairs);
+const char *http_note(const struct http_exchange *exchange); /* "" when there is none */
+
 /* A whole reply. The body is copied. Ends the exchange. */
 void http_reply(struct http_exchange *exchange, int status, const char *content_type, const void *body, size_t bytes);
 

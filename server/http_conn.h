@@ -95,6 +95,7 @@ struct http_exchange {
     struct buf extra; /* further header lines of the reply */
     struct buf path;  /* decoded path, NUL, query */
     const char *query;
+    char note[160];
     size_t body_counted; /* its share of core->body_bytes */
     enum http_method method;
     enum http_body_kind body_kind;

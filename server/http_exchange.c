@@ -64,6 +64,9 @@ void http_set_user(struct http_exchange *x, void *user, void (*on_gone)(void *us
 void *http_user(const struct http_exchange *x) { return x->user; }
 void http_set_drained(struct http_exchange *x, void (*on_drained)(void *user)) { x->on_drained = on_drained; }
 
+void http_set_note(struct http_exchange *x, const char *pairs) { snprintf(x->note, sizeof x->note, "%s", pairs); }
+const char *http_note(const struct http_exchange *x) { return x->note; }
+
 void http_add_header(struct http_exchange *x, const char *name, const char *value) {
     CHECK(!x->begun);
     for (const unsigned char *p = (const unsigned char *)value; *p; p++)

@@ -66,7 +66,6 @@ struct options {
     int32_t max_connections;
 
     struct buf changed; /* "flag=value …" of what was given, keys left out; for the log */
-    struct buf _text;   /* private: file of keys */
     char **_owned;      /* private: strings made here */
     int32_t _owned_count;
 };
