@@ -73,7 +73,8 @@ static int64_t tiles_plan(struct tile_ctx *ctx, int32_t threads, int32_t group_r
     int64_t by_macs = TILE_MACS / (group_macs * ctx->rows_per_tile);
     int64_t by_bytes = TILE_WEIGHT_BYTES / (int64_t)segment->group_bytes;
     int64_t by_count = groups * ctx->row_tiles / (threads * TILES_PER_THREAD);
-    ctx->groups_per_tile = clamp(i64_min(i64_min(by_macs, by_bytes), by_count), 1, groups);
+    /* in pairs, which the kernels take together */
+    ctx->groups_per_tile = clamp(i64_min(i64_min(by_macs, by_bytes), by_count) & ~(int64_t)1, 2, groups + 1);
     return (groups + ctx->groups_per_tile - 1) / ctx->groups_per_tile * ctx->row_tiles;
 }
 

@@ -5,7 +5,11 @@
  *   q4: 15 * 127 * 2 = 3810 a pair, 8 of them 30480: the whole block is summed in 16 bits and widened once.
  *   q5: 31 * 127 * 2 = 7874, 4 of them 31496: two halves.
  *   q8: |w| times x with the sign of w, 128 * 127 * 2 = 32512: every product is widened at once.
- * Unpacking 32 columns of q4 costs 16 operations and a row of x 30 more, so a few rows share an unpacked block. */
+ *
+ * A register tile is 2 groups by 4 rows of x: 8 sums, 4 vectors of weights (low and high nibbles of both groups), a broadcast,
+ * a product and the mask fill the 16 registers. A word then costs 2 loads of weights and 4 broadcasts for 8 products, well
+ * below the 2 loads a cycle; for 256 multiply-adds of q4 there remain 8 products, 7 additions, 3 to unpack and 5 to scale,
+ * 23 operations on 4 ports: 5.8 cycles at best, 7.2 measured on Zen 3 (104 G/s at 2.9 GHz). */
 #if defined(__AVX2__)
 #include <immintrin.h>
 #include <math.h>
@@ -71,9 +75,15 @@ INLINE size_t quant_block_bytes(enum dtype dtype) { return dtype == DTYPE_Q8_0 ?
 
 INLINE __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
+/* Adds the fifth bit of word v. */
+INLINE __m256i fifth_bit(__m256i w, __m256i high, int v) {
+    __m256i bit = v <= 4 ? _mm256_slli_epi16(high, 4 - v) : _mm256_srli_epi16(high, v - 4);
+    return _mm256_or_si256(w, _mm256_and_si256(bit, _mm256_set1_epi8(16)));
+}
+
 /* The word of columns 4v .. 4v+3 into w[v]. */
 INLINE void block_unpack(enum dtype dtype, const uint8_t *quants, __m256i w[8]) {
-    const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
+    const __m256i low = _mm256_set1_epi8(15);
     if (dtype == DTYPE_Q8_0) {
         for (int v = 0; v < 8; v++) w[v] = load256(quants + 32 * v);
         return;
@@ -85,10 +95,7 @@ INLINE void block_unpack(enum dtype dtype, const uint8_t *quants, __m256i w[8]) 
     }
     if (!dtype_is_q5(dtype)) return;
     __m256i high = load256(quants + 128);
-    for (int v = 0; v < 8; v++) {
-        __m256i bit = v <= 4 ? _mm256_slli_epi16(high, 4 - v) : _mm256_srli_epi16(high, v - 4);
-        w[v] = _mm256_or_si256(w[v], _mm256_and_si256(bit, fifth));
-    }
+    for (int v = 0; v < 8; v++) w[v] = fifth_bit(w[v], high, v);
 }
 
 /* Scales and minimums of 8 rows; q = 0 stands for -8 in q4_0 and -16 in q5_0. */
@@ -107,27 +114,69 @@ INLINE __m256i word(const struct act_block *x, int v) {
     return _mm256_set1_epi32(q);
 }
 
-/* Dot products of words [begin, begin + 4) of a block, as pairs in 16 bits. */
-INLINE __m256i half_dot16(const __m256i *w, const struct act_block *x, int begin) {
-    __m256i a = _mm256_maddubs_epi16(w[begin], word(x, begin));
-    for (int v = begin + 1; v < begin + 4; v++) a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[v], word(x, v)));
-    return a;
+/* Keeps the compiler from regrouping sums: it would hold all products of a block at once, and spill them. */
+#define KEEP_ORDER(v) __asm__("" : "+x"(v))
+
+/* Word v of `groups` groups times word v of `rows` rows of x, added to sums: pairs in 16 bits, or for q8 in 32. */
+INLINE void word_dot(enum dtype dtype, int groups, int rows, const __m256i w[2], const struct act_block *x,
+                     int64_t x_blocks, int v, bool first, __m256i sum[2][4]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int r = 0; r < rows; r++) {
+        __m256i words = word(x + r * x_blocks, v);
+        for (int g = 0; g < groups; g++) {
+            __m256i dot;
+            if (dtype == DTYPE_Q8_0) {
+                dot = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), _mm256_sign_epi8(words, w[g]));
+                dot = _mm256_madd_epi16(dot, ones);
+                sum[g][r] = first ? dot : _mm256_add_epi32(sum[g][r], dot);
+            } else {
+                dot = _mm256_maddubs_epi16(w[g], words);
+                sum[g][r] = first ? dot : _mm256_add_epi16(sum[g][r], dot);
+            }
+            KEEP_ORDER(sum[g][r]);
+        }
+    }
 }
 
-/* Integer dot product of a block of 8 rows with a block of x. */
-INLINE __m256i block_dot(enum dtype dtype, const __m256i w[8], const struct act_block *x) {
-    const __m256i ones = _mm256_set1_epi16(1);
+/* Integer dot products of a block of the groups with a block of each row of x, 8 x 32 bits. */
+INLINE void block_dot(enum dtype dtype, int groups, int rows, const uint8_t *quants, size_t group_bytes,
+                      const struct act_block *x, int64_t x_blocks, __m256i sum[2][4]) {
+    const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i low[2], high[2], low_sum[2][4];
     if (dtype == DTYPE_Q8_0) {
-        __m256i sum = _mm256_setzero_si256();
+#pragma GCC unroll 8
         for (int v = 0; v < 8; v++) {
-            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[v]), _mm256_sign_epi8(word(x, v), w[v]));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+            for (int g = 0; g < groups; g++) low[g] = load256(quants + (size_t)g * group_bytes + 32 * v);
+            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, sum);
         }
-        return sum;
+        return;
     }
-    __m256i low = half_dot16(w, x, 0), high = half_dot16(w, x, 4);
-    if (dtype_is_q5(dtype)) return _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, ones));
-    return _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *at = quants + (size_t)g * group_bytes;
+            __m256i both = load256(at + 32 * v);
+            low[g] = _mm256_and_si256(both, nibble);
+            high[g] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+            if (!dtype_is_q5(dtype)) continue;
+            low[g] = fifth_bit(low[g], load256(at + 128), v);
+            high[g] = fifth_bit(high[g], load256(at + 128), v + 4);
+        }
+        if (dtype_is_q5(dtype)) { /* 4 products a sum */
+            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, low_sum);
+            word_dot(dtype, groups, rows, high, x, x_blocks, v + 4, v == 0, sum);
+        } else {
+            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, sum);
+            word_dot(dtype, groups, rows, high, x, x_blocks, v + 4, false, sum);
+        }
+    }
+    for (int g = 0; g < groups; g++) {
+        for (int r = 0; r < rows; r++) {
+            sum[g][r] = _mm256_madd_epi16(sum[g][r], ones);
+            if (dtype_is_q5(dtype))
+                sum[g][r] = _mm256_add_epi32(sum[g][r], _mm256_madd_epi16(low_sum[g][r], ones));
+        }
+    }
 }
 
 /* ---- results ------------------------------------------------------------------------------------------------------ */
@@ -148,41 +197,46 @@ INLINE void row_store(const struct linear_job *job, int64_t row, int64_t first, 
 
 /* ---- int8 activations --------------------------------------------------------------------------------------------- */
 
-/* `rows` rows of x, known when compiled, against one group. */
-INLINE void group_int8(enum dtype dtype, int rows, const struct linear_job *job, const uint8_t *group, int64_t row,
-                       int64_t first) {
-    const struct act_block *x = job->q + row * job->blocks;
-    const uint8_t *scales = group + (size_t)job->blocks * quant_block_bytes(dtype);
+/* `rows` <= 4 rows of x against `groups` <= 2 groups, both known when compiled. */
+INLINE void tile_int8(enum dtype dtype, int groups, int rows, const struct linear_job *job, int64_t group, int64_t row) {
+    const size_t group_bytes = job->segment->group_bytes;
+    const uint8_t *quants = job->segment->data + (size_t)group * group_bytes;
+    const uint8_t *scales = quants + (size_t)job->blocks * quant_block_bytes(dtype);
     const uint8_t *minimums = scales + job->blocks * 16;
-    __m256 acc[4];
-    for (int r = 0; r < rows; r++) acc[r] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < job->blocks; b++) {
-        __m256i w[8];
-        __m256 d, m;
-        block_unpack(dtype, group + (size_t)b * quant_block_bytes(dtype), w);
-        block_scales(dtype, scales, minimums, b, &d, &m);
-        for (int r = 0; r < rows; r++) {
-            const struct act_block *block = x + r * job->blocks + b;
-            __m256 dot = _mm256_cvtepi32_ps(block_dot(dtype, w, block));
-            acc[r] = _mm256_fmadd_ps(dot, _mm256_mul_ps(d, _mm256_set1_ps(block->d)), acc[r]);
-            if (dtype != DTYPE_Q8_0) acc[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[r]);
+    const struct act_block *x = job->q + row * job->blocks;
+    __m256 acc[2][4];
+    for (int g = 0; g < groups; g++)
+        for (int r = 0; r < rows; r++) acc[g][r] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < job->blocks; b++, x++, quants += quant_block_bytes(dtype)) {
+        __m256i sum[2][4];
+        block_dot(dtype, groups, rows, quants, group_bytes, x, job->blocks, sum);
+        for (int g = 0; g < groups; g++) {
+            __m256 d, m;
+            block_scales(dtype, scales + (size_t)g * group_bytes, minimums + (size_t)g * group_bytes, b, &d, &m);
+            for (int r = 0; r < rows; r++) {
+                const struct act_block *block = x + r * job->blocks;
+                __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(block->d));
+                acc[g][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][r]), scale, acc[g][r]);
+                if (dtype != DTYPE_Q8_0) acc[g][r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[g][r]);
+            }
         }
     }
-    for (int r = 0; r < rows; r++) row_store(job, row + r, first, acc[r]);
+    for (int g = 0; g < groups; g++)
+        for (int r = 0; r < rows; r++) row_store(job, row + r, (group + g) * LANES, acc[g][r]);
 }
 
 INLINE void groups_int8(enum dtype dtype, const struct linear_job *job, int64_t group_begin, int64_t group_end,
                         int64_t row_begin, int64_t row_end) {
-    for (int64_t g = group_begin; g < group_end; g++) {
-        const uint8_t *group = job->segment->data + (size_t)g * job->segment->group_bytes;
-        int64_t row = row_begin;
-        for (; row + 4 <= row_end; row += 4) group_int8(dtype, 4, job, group, row, g * LANES);
-        if (row + 2 <= row_end) {
-            group_int8(dtype, 2, job, group, row, g * LANES);
-            row += 2;
-        }
-        if (row < row_end) group_int8(dtype, 1, job, group, row, g * LANES);
+    int64_t g = group_begin, row;
+    for (; g + 2 <= group_end; g += 2) {
+        for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(dtype, 2, 4, job, g, row);
+        if (row_end - row == 3) tile_int8(dtype, 2, 3, job, g, row);
+        if (row_end - row == 2) tile_int8(dtype, 2, 2, job, g, row);
+        if (row_end - row == 1) tile_int8(dtype, 2, 1, job, g, row);
     }
+    if (g == group_end) return;
+    for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(dtype, 1, 4, job, g, row);
+    for (; row < row_end; row++) tile_int8(dtype, 1, 1, job, g, row);
 }
 
 /* ---- f32 activations ---------------------------------------------------------------------------------------------- */
