@@ -23,6 +23,11 @@ struct weight {
     unsigned flags; /* enum weight_flags */
 };
 
+/* The head of every backend's sampling state. */
+struct sample_state {
+    int32_t slots, vocab;
+};
+
 /* Adds one launch to the profile; call it only while `profiling` is on. */
 void backend_profile_add(struct backend *backend, enum op_kind kind, uint64_t bytes, uint64_t flops, uint64_t ns);
 

@@ -56,7 +56,7 @@ struct op_embed_args {
 int op_embed(struct backend *backend, const struct op_embed_args *args, struct err *err);
 
 /* With delta: x += delta first. Then out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset). A row of x is `dim` long
- * and begins every x_stride values, so that heads inside a wider buffer can be normalised in place (out may be x). */
+ * and begins every x_stride values, so that heads inside a wider buffer can be normalised in place (out: x or delta). */
 struct op_rms_norm_args {
     void *x;             /* [rows, dim] act, stride x_stride; updated when delta is given */
     const void *delta;   /* [rows, dim] act, stride delta_stride, or NULL */

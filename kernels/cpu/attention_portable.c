@@ -1,0 +1,3 @@
+#include "kernels/cpu/simd_portable.h"
+
+#include "kernels/cpu/attention_impl.h"

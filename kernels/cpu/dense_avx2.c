@@ -1,0 +1,7 @@
+#if defined(__x86_64__)
+
+#include "kernels/cpu/simd_avx2.h"
+
+#include "kernels/cpu/dense_impl.h"
+
+#endif
