@@ -145,10 +145,9 @@ static enum flow exec_for(struct jinja_run *run, const struct jinja_node *node) 
     if (items->count == 0) return exec_block(run, &node->blocks[1]);
 
     struct jinja_loop *loop = jinja_alloc(&run->heap, 1, sizeof *loop);
-    *loop = (struct jinja_loop){.items = items, .count = items->count, .level = run->loops};
+    *loop = (struct jinja_loop){.items = items, .count = items->count};
     struct jinja_value loop_value = {.kind = JINJA_LOOP, .loop = loop};
     struct jinja_scope *outer = run->scope, *scope = scope_push(run, outer);
-    run->loops++;
     /* A body may append to or take from the very list: what was there at the start is what is visited. */
     for (; loop->index < loop->count && loop->index < items->count; loop->index++) {
         jinja_step(&run->heap, 1);
@@ -159,7 +158,6 @@ static enum flow exec_for(struct jinja_run *run, const struct jinja_node *node) 
         jinja_assign(run, node->target, items->items[loop->index]);
         if (exec_block(run, &node->blocks[0]) == FLOW_BREAK) break;
     }
-    run->loops--;
     run->scope = outer;
     return FLOW_ON;
 }

@@ -234,6 +234,7 @@ FILTER(attr) {
     const struct jinja_function *methods[3];
     if (name.kind != JINJA_STRING) jinja_fail(&run->heap, "attr takes a name");
     for (int of = JINJA_METHODS_STR; of <= JINJA_METHODS_DICT; of++) methods[of] = jinja_method_find(of, *name.str);
+    if (self.kind == JINJA_DICT && !jinja_method_of(self, methods)) self = jinja_dict_new(&run->heap); /* no items */
     return jinja_attr(run, self, name, methods);
 }
 

@@ -117,7 +117,7 @@ static struct jinja_value split_space(struct jinja_run *run, struct jinja_str s,
             if (jinja_space(point)) break;
         }
         jinja_step_bytes(&run->heap, 4 * end);
-        if (max == 0) end = jinja_str_strip(&run->heap, s, NULL, JINJA_STRIP_RIGHT).bytes;
+        if (max == 0) end = s.bytes;
         add(run, list, jinja_str_cut(s, 0, end));
         if (max == 0) break;
         s = jinja_str_strip(&run->heap, jinja_str_cut(s, end, s.bytes), NULL, JINJA_STRIP_LEFT);

@@ -186,8 +186,9 @@ static struct jinja_value loop_attr(struct jinja_run *run, struct jinja_value se
     if (jinja_str_is(name, "length")) return jinja_int(count);
     if (jinja_str_is(name, "revindex")) return jinja_int(count - index);
     if (jinja_str_is(name, "revindex0")) return jinja_int(count - index - 1);
-    if (jinja_str_is(name, "depth")) return jinja_int((int64_t)loop->level + 1);
-    if (jinja_str_is(name, "depth0")) return jinja_int((int64_t)loop->level);
+    /* Depth counts recursive loops only. */
+    if (jinja_str_is(name, "depth")) return jinja_int(1);
+    if (jinja_str_is(name, "depth0")) return jinja_int(0);
     if (jinja_str_is(name, "previtem"))
         return index > 0 ? loop->items->items[index - 1] : jinja_undefined(&run->heap, "there is no previous item");
     if (jinja_str_is(name, "nextitem"))

@@ -24,7 +24,7 @@ struct jinja_macro {
 
 struct jinja_loop {
     struct jinja_list *items;
-    size_t count, index, level;
+    size_t count, index;
     struct jinja_value changed; /* what loop.changed saw last */
 };
 
@@ -50,7 +50,6 @@ struct jinja_run {
     struct buf *out;
     size_t out_start; /* what was in it before */
     struct jinja_spans *spans;
-    size_t loops; /* around, for loop.depth */
 };
 
 /* jinja_exec.c */
