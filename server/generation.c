@@ -1,0 +1,479 @@
+#include "server/generation.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/answer.h"
+#include "server/dialect.h"
+#include "server/generation_table.h"
+#include "server/metrics.h"
+#include "server/options.h"
+
+/* Bodies up to this many bytes are read on the loop: parsing, encoding and building take some 10 µs then, which is less
+ * than the way to a worker and back. Chats render a template first, so their bound is lower. */
+#define INLINE_BYTES_MAX      8192
+#define INLINE_CHAT_BYTES_MAX 2048
+
+struct generation {
+    struct app *app;
+    struct http_exchange *exchange; /* NULL once the client is gone */
+    struct generation *next, *prev; /* of all */
+    struct generation *dirty_next;  /* to be written at the end of this batch of events */
+    struct ask ask;
+    struct ask_view view;
+    struct answer answer;
+    uint64_t first_id;   /* prompt i is first_id + i; 0: not submitted */
+    int32_t *unfinished; /* [prompts] samples that have not ended */
+    bool submitted, begun, stalled, dirty, busy, gone;
+    /* The way over a worker */
+    uv_work_t work;
+    char *body; /* owned copy, NULL when read on the loop */
+    size_t body_bytes;
+    int rc;
+    struct err err;
+};
+
+struct generations {
+    struct table table;
+    struct generation *first;
+    int32_t count;
+    uint64_t random; /* state of seeds and labels */
+    struct generation *dirty;
+    struct buf out; /* one chunk or reply */
+};
+
+/* splitmix64: labels and seeds need to differ, not to be secret. */
+static uint64_t random_next(struct generations *all) {
+    uint64_t z = all->random += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+struct generations *generations_open(struct app *app) {
+    struct generations *all = mem_zalloc(1, sizeof *all);
+    table_init(&all->table);
+    all->random = app->options && app->options->seed ? app->options->seed : hash_key_random().k0;
+    return all;
+}
+
+void generations_close(struct generations *all) {
+    CHECK(all->count == 0);
+    table_deinit(&all->table);
+    buf_deinit(&all->out);
+    mem_free(all);
+}
+
+int32_t generation_count(const struct app *app) { return app->generations->count; }
+
+struct ask_view generation_view(const struct app *app) {
+    const struct engine_info *engine = engine_info(app->engine);
+    const struct text_info *text = text_info(app->text);
+    const struct options *options = app->options;
+    bool named = options->served_names.count > 0;
+    int32_t logprobs = options->max_logprobs < SAMPLE_LOGPROBS_MAX ? options->max_logprobs : SAMPLE_LOGPROBS_MAX;
+    return (struct ask_view){
+        .text = app->text, .info = text,
+        .vocab = engine->vocab < text->vocab ? engine->vocab : text->vocab, .max_model_len = engine->max_model_len,
+        .max_logprobs = logprobs, .model_defaults = options->generation_config == GENERATION_CONFIG_AUTO,
+        .names = named ? options->served_names.items : &app->model_name,
+        .name_count = named ? options->served_names.count : 1,
+    };
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------- */
+
+static void on_gone(void *user);
+
+static struct generation *generation_new(struct app *app, struct http_exchange *exchange) {
+    struct generations *all = app->generations;
+    struct generation *g = mem_zalloc(1, sizeof *g);
+    g->app = app;
+    g->exchange = exchange;
+    g->next = all->first;
+    if (all->first) all->first->prev = g;
+    all->first = g;
+    all->count++;
+    http_set_user(exchange, g, on_gone);
+    return g;
+}
+
+static void dirty_remove(struct generations *all, struct generation *g) {
+    struct generation **at = &all->dirty;
+    if (!g->dirty) return;
+    while (*at != g) at = &(*at)->dirty_next;
+    *at = g->dirty_next;
+}
+
+/* What the counters hear of one prompt's request. */
+static void prompt_finished(struct generation *g, int32_t prompt) {
+    struct metrics_request m = {.finished_ns = clock_now_ns()};
+    for (int64_t i = 0; i < g->ask.n; i++) {
+        const struct sample *sample = &g->answer.samples[prompt * g->ask.n + i];
+        m.output_tokens += sample->output_tokens;
+        if (sample->output_tokens > m.max_output_tokens) m.max_output_tokens = sample->output_tokens;
+        if (sample->last_token_ns > m.last_token_ns) m.last_token_ns = sample->last_token_ns;
+        if (!m.first_token_ns) m.first_token_ns = sample->first_token_ns;
+        if (!m.scheduled_ns) m.scheduled_ns = sample->scheduled_ns;
+        if (!m.arrival_ns) m.arrival_ns = sample->arrival_ns;
+        if (!m.cached_tokens) m.cached_tokens = sample->cached_tokens;
+    }
+    if (!m.arrival_ns) m.arrival_ns = g->answer.begin_ns;
+    m.prompt_tokens = (int32_t)g->ask.prompts[prompt].count;
+    metrics_request_finished(g->app->metrics, &m);
+}
+
+/* Takes the ids of the first `prompts` prompts out of the table; those that run are cancelled. */
+static void ids_release(struct generation *g, int32_t prompts) {
+    for (int32_t i = 0; i < prompts; i++) {
+        uint64_t id = g->first_id + (uint64_t)i;
+        table_remove(&g->app->generations->table, id);
+        if (g->unfinished[i] > 0) engine_cancel(g->app->engine, id);
+        if (g->unfinished[i] > 0 && g->submitted) prompt_finished(g, i);
+    }
+}
+
+static void generation_free(struct generation *g) {
+    struct generations *all = g->app->generations;
+    if (g->submitted) ids_release(g, g->ask.prompt_count);
+    dirty_remove(all, g);
+    if (g->next) g->next->prev = g->prev;
+    *(g->prev ? &g->prev->next : &all->first) = g->next;
+    all->count--;
+    answer_deinit(&g->answer);
+    ask_deinit(&g->ask);
+    mem_free(g->unfinished);
+    mem_free(g->body);
+    mem_free(g);
+}
+
+/* The client left. While a worker reads the body, or while we are inside a call of our own that writes, the one who is
+ * busy frees. */
+static void on_gone(void *user) {
+    struct generation *g = user;
+    g->exchange = NULL;
+    g->gone = true;
+    if (!g->busy) generation_free(g);
+}
+
+/* ---- ends --------------------------------------------------------------------------------------------------------- */
+
+static void retry_header(struct generation *g, int status) {
+    char seconds[16];
+    if (status != 429 && status != 503) return;
+    int32_t wait = status == 429 && g->app->engine ? engine_retry_after_s(g->app->engine) : 5;
+    snprintf(seconds, sizeof seconds, "%d", wait);
+    http_add_header(g->exchange, "Retry-After", seconds);
+}
+
+/* Ends with an error: an event when the stream has begun, else a reply with a status. Frees g. */
+static void generation_fail(struct generation *g, int status, const struct err *err) {
+    struct buf *out = &g->app->generations->out;
+    struct http_exchange *exchange = g->exchange;
+    const struct dialect *dialect = g->ask.dialect;
+    buf_clear(out);
+    if (!g->submitted) metrics_request_refused(g->app->metrics, status);
+    g->busy = true;
+    http_set_user(exchange, NULL, NULL);
+    if (g->begun) {
+        dialect->error_event(status, err, out);
+        http_stream_write(exchange, out->data, out->bytes);
+        http_stream_end(exchange);
+    } else {
+        dialect->error(status, err, out);
+        retry_header(g, status);
+        http_reply(exchange, status, "application/json", out->data, out->bytes);
+    }
+    generation_free(g);
+}
+
+/* Ended by us and not by the model, the limit or the client? 0 when the answer can be shown as it is. */
+static int verdict(const struct generation *g, struct err *err) {
+    const struct sample *first = &g->answer.samples[0];
+    bool cut = first->finish == FINISH_ABORT || first->finish == FINISH_DEADLINE || first->finish == FINISH_SHUTDOWN;
+    bool empty = first->output_tokens == 0 && !g->begun;
+    if (!cut || (!empty && g->ask.dialect != &dialect_tgi)) return 0;
+    err_set(err, ERR_CLOSED, "%s", first->finish == FINISH_DEADLINE   ? "the request's deadline passed"
+                                   : first->finish == FINISH_SHUTDOWN ? "the server is shutting down"
+                                                                      : "the request was aborted");
+    return first->finish == FINISH_DEADLINE ? 504 : 503;
+}
+
+/* TGI's clients and dashboards read these. */
+static void timing_headers(const struct generation *g, bool whole) {
+    const struct sample *s = &g->answer.samples[0];
+    int64_t now = clock_now_ns(), begin = g->answer.begin_ns, ready = g->answer.validated_ns;
+    int64_t scheduled = s->scheduled_ns ? s->scheduled_ns : now;
+    struct {
+        const char *name;
+        int64_t value;
+    } fields[] = {
+        {"x-compute-characters", (int64_t)g->ask.prompts[0].text_bytes},
+        {"x-compute-time", (now - begin) / NS_PER_MS},
+        {"x-total-time", (now - begin) / NS_PER_MS},
+        {"x-validation-time", (ready - begin) / NS_PER_MS},
+        {"x-queue-time", scheduled > ready ? (scheduled - ready) / NS_PER_MS : 0},
+        {"x-inference-time", (now - scheduled) / NS_PER_MS},
+        {"x-time-per-token", s->output_tokens ? (now - scheduled) / NS_PER_MS / s->output_tokens : 0},
+        {"x-prompt-tokens", (int64_t)g->ask.prompts[0].count},
+        {"x-generated-tokens", s->output_tokens},
+    };
+    char text[24];
+    http_add_header(g->exchange, "x-compute-type", engine_info(g->app->engine)->backend.name);
+    for (size_t i = 0; i < (whole ? sizeof fields / sizeof *fields : 1); i++) {
+        snprintf(text, sizeof text, "%lld", (long long)fields[i].value);
+        http_add_header(g->exchange, fields[i].name, text);
+    }
+}
+
+/* All samples have ended and nothing is held back. Frees g. */
+static void generation_finish(struct generation *g) {
+    struct buf *out = &g->app->generations->out;
+    struct http_exchange *exchange = g->exchange;
+    struct err err;
+    int status = verdict(g, &err);
+    if (status) {
+        generation_fail(g, status, &err);
+        return;
+    }
+    buf_clear(out);
+    http_set_user(exchange, NULL, NULL);
+    if (g->ask.stream) {
+        g->ask.dialect->end(&g->answer, out);
+        if (out->bytes) http_stream_write(exchange, out->data, out->bytes);
+        http_stream_end(exchange);
+    } else {
+        g->ask.dialect->reply(&g->answer, out);
+        if (g->ask.dialect == &dialect_tgi) timing_headers(g, true);
+        http_reply(exchange, 200, "application/json", out->data, out->bytes);
+    }
+    generation_free(g);
+}
+
+/* ---- streaming ---------------------------------------------------------------------------------------------------- */
+
+static void on_drained(void *user);
+
+static void stream_begin(struct generation *g) {
+    http_add_header(g->exchange, "Cache-Control", "no-cache");
+    http_add_header(g->exchange, "X-Accel-Buffering", "no");
+    if (g->ask.dialect == &dialect_tgi) timing_headers(g, false);
+    http_set_drained(g->exchange, on_drained);
+    http_stream_begin(g->exchange, 200, g->ask.dialect->stream_type);
+    g->begun = true;
+}
+
+/* Writes what sample `index` has to say. False when g was freed because the client is gone. */
+static bool chunk_write(struct generation *g, int32_t index) {
+    struct buf *out = &g->app->generations->out;
+    buf_clear(out);
+    g->ask.dialect->chunk(&g->answer, index, out);
+    if (!out->bytes) return true;
+    g->busy = true;
+    if (!g->begun) stream_begin(g);
+    size_t pending = g->gone ? 0 : http_stream_write(g->exchange, out->data, out->bytes);
+    g->busy = false;
+    if (g->gone) {
+        generation_free(g);
+        return false;
+    }
+    g->stalled = pending > g->app->options->max_output_bytes;
+    return true;
+}
+
+/* Writes what all samples have, as far as the client takes it, and ends what has ended. */
+static void stream_pump(struct generation *g) {
+    int32_t count = g->ask.dialect->by_step ? 1 : g->answer.count;
+    for (int32_t i = 0; i < count && !g->stalled; i++)
+        if (!chunk_write(g, i)) return;
+    if (!g->stalled && g->answer.finished == g->answer.count) generation_finish(g);
+}
+
+static void on_drained(void *user) {
+    struct generation *g = user;
+    g->stalled = false;
+    stream_pump(g);
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------- */
+
+static void event_measure(struct generation *g, int32_t prompt, const struct sample *before, const struct event *event) {
+    struct metrics *metrics = g->app->metrics;
+    int32_t tokens = event->output_tokens - before->output_tokens;
+    if (!before->first_token_ns && event->first_token_ns && event->sample == 0)
+        metrics_first_token(metrics, event->arrival_ns, event->first_token_ns);
+    if (before->last_token_ns && tokens > 0)
+        metrics_further_tokens(metrics, before->last_token_ns, event->last_token_ns, tokens);
+    if (!before->last_token_ns && tokens > 1)
+        metrics_further_tokens(metrics, event->first_token_ns, event->last_token_ns, tokens - 1);
+    if (event->finish != FINISH_NONE && --g->unfinished[prompt] == 0) prompt_finished(g, prompt);
+}
+
+static void error_event(struct generation *g, const struct event *event) {
+    struct err err;
+    int code = event->error_code < 0 ? event->error_code : ERR_FATAL;
+    err_set(&err, code, "%.*s", (int)event->text.count, (const char *)record_at(event, event->text));
+    if (!err.text[0]) err_set(&err, code, "the engine failed");
+    generation_fail(g, dialect_status(g->ask.dialect, code), &err);
+}
+
+static void event_take(struct app *app, const struct event *event) {
+    struct generations *all = app->generations;
+    struct generation *g = table_find(&all->table, event->request_id);
+    if (!g || event->sample >= g->ask.n) return;
+    int32_t prompt = (int32_t)(event->request_id - g->first_id), index = prompt * (int32_t)g->ask.n + event->sample;
+    struct sample *sample = &g->answer.samples[index];
+    if (sample->finish != FINISH_NONE) return;
+    event_measure(g, prompt, sample, event);
+    answer_add(&g->answer, index, event);
+    if (event->finish == FINISH_ERROR) {
+        error_event(g, event);
+    } else if (g->ask.dialect->by_step && g->ask.stream) {
+        if (!g->dirty) {
+            g->dirty_next = all->dirty;
+            all->dirty = g;
+        }
+        g->dirty = true;
+    } else if (!g->ask.stream) {
+        if (g->answer.finished == g->answer.count) generation_finish(g);
+    } else if (!g->stalled && chunk_write(g, index) && !g->stalled && g->answer.finished == g->answer.count) {
+        generation_finish(g);
+    }
+}
+
+void generation_events(struct app *app, const void *records, size_t bytes) {
+    struct generations *all = app->generations;
+    struct err err;
+    for (size_t at = 0; at < bytes;) {
+        const struct event *event = (const void *)((const char *)records + at);
+        CHECK_MSG(event_check(event, bytes - at, &err) == 0, "%s", err.text);
+        event_take(app, event);
+        at += event->bytes;
+    }
+    while (all->dirty) {
+        struct generation *g = all->dirty;
+        all->dirty = g->dirty_next;
+        g->dirty = false;
+        if (!g->stalled) stream_pump(g);
+    }
+}
+
+/* ---- admission ---------------------------------------------------------------------------------------------------- */
+
+static void label_make(struct generation *g) {
+    struct generations *all = g->app->generations;
+    const char *prefix = g->ask.dialect == &dialect_chat ? "chatcmpl-" : g->ask.dialect == &dialect_completions ? "cmpl-" : "";
+    const char *header = http_header(g->exchange, "x-request-id");
+    if (!g->ask.label && header && ask_label_ok(header)) g->ask.label = header;
+    if (g->ask.label) {
+        snprintf(g->answer.id, sizeof g->answer.id, "%s%s", prefix, g->ask.label);
+        http_add_header(g->exchange, "X-Request-Id", g->ask.label);
+    } else {
+        snprintf(g->answer.id, sizeof g->answer.id, "%s%016llx%016llx", prefix, (unsigned long long)random_next(all),
+                 (unsigned long long)random_next(all));
+    }
+    g->ask.label = NULL; /* the header's memory is not ours; answer.id has it */
+}
+
+static void answer_make(struct generation *g) {
+    answer_init(&g->answer, &g->ask, g->app->text);
+    g->answer.begin_ns = http_arrival_ns(g->exchange);
+    g->answer.validated_ns = clock_now_ns();
+    g->answer.created_unix_s = clock_unix_s();
+    g->unfinished = mem_zalloc((size_t)g->ask.prompt_count, sizeof *g->unfinished);
+    label_make(g);
+}
+
+/* Hands all prompts to the engine, or none. */
+static int prompts_submit(struct generation *g, struct err *err) {
+    struct app *app = g->app;
+    int32_t timeout_s = app->options->request_timeout_s;
+    int64_t deadline_ns = timeout_s ? g->answer.begin_ns + timeout_s * NS_PER_SECOND : 0;
+    g->first_id = app->next_request_id + 1;
+    app->next_request_id += (uint64_t)g->ask.prompt_count;
+    for (int32_t i = 0; i < g->ask.prompt_count; i++) {
+        struct request *request = g->ask.requests[i];
+        request->id = g->first_id + (uint64_t)i;
+        request->deadline_ns = deadline_ns;
+        int rc = engine_submit(app->engine, request, err);
+        if (rc) {
+            ids_release(g, i);
+            return rc;
+        }
+        table_put(&app->generations->table, request->id, g);
+        g->unfinished[i] = (int32_t)g->ask.n;
+        mem_free(request);
+        g->ask.requests[i] = NULL;
+    }
+    g->submitted = true;
+    for (int32_t i = 0; i < g->ask.prompt_count; i++)
+        metrics_request_admitted(app->metrics, (int32_t)g->ask.n, (int32_t)g->ask.max_tokens);
+    return 0;
+}
+
+/* The body has been read, well or not. */
+static void generation_prepared(struct generation *g) {
+    if (!g->rc && g->app->draining) g->rc = err_set(&g->err, ERR_CLOSED, "the server is shutting down");
+    if (!g->rc) {
+        answer_make(g);
+        g->rc = prompts_submit(g, &g->err);
+    }
+    if (g->rc) generation_fail(g, dialect_status(g->ask.dialect, g->rc), &g->err);
+}
+
+static void on_work(uv_work_t *work) {
+    struct generation *g = work->data;
+    g->rc = ask_prepare(&g->ask, &g->view, g->ask.route, g->body, g->body_bytes, &g->err);
+}
+
+static void on_worked(uv_work_t *work, int status) {
+    struct generation *g = work->data;
+    g->busy = false;
+    if (g->gone) {
+        generation_free(g);
+        return;
+    }
+    if (status) g->rc = err_set(&g->err, ERR_CLOSED, "the server is shutting down");
+    generation_prepared(g);
+}
+
+void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_route route) {
+    size_t bytes;
+    const char *body = http_body(exchange, &bytes);
+    struct generation *g = generation_new(app, exchange);
+    g->ask.route = route;
+    g->ask.dialect = dialect_of_route(route);
+    if (!app->engine || app->draining) {
+        g->rc = err_set(&g->err, ERR_CLOSED, "%s", app->draining ? "the server is shutting down" : "the model is still loading");
+        generation_fail(g, 503, &g->err);
+        return;
+    }
+    g->view = generation_view(app);
+    g->view.seed = random_next(app->generations);
+    if (bytes <= (route == ASK_CHAT ? INLINE_CHAT_BYTES_MAX : INLINE_BYTES_MAX)) {
+        g->rc = ask_prepare(&g->ask, &g->view, route, body, bytes, &g->err);
+        generation_prepared(g);
+        return;
+    }
+    g->body = mem_alloc(bytes + 1); /* the exchange may end while the worker reads */
+    memcpy(g->body, body, bytes);
+    g->body_bytes = bytes;
+    g->busy = true;
+    g->work.data = g;
+    CHECK(uv_queue_work(app->loop, &g->work, on_work, on_worked) == 0);
+}
+
+int32_t generation_abort(struct app *app, const char *label) {
+    struct generation *g;
+    int32_t count = 0;
+    for (g = app->generations->first; g; g = g->next) {
+        if (!g->submitted || (label && strcmp(g->answer.id, label) != 0)) continue;
+        for (int32_t i = 0; i < g->ask.prompt_count; i++)
+            if (g->unfinished[i] > 0) engine_cancel(app->engine, g->first_id + (uint64_t)i);
+        count++;
+    }
+    return count;
+}

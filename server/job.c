@@ -1,0 +1,72 @@
+#include "server/job.h"
+
+#include <string.h>
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "server/dialect.h"
+#include "server/generation.h"
+
+#define JOB_INLINE_BYTES_MAX 8192
+
+struct job {
+    struct http_exchange *exchange; /* NULL once the client is gone */
+    job_fn *fn;
+    struct ask_view view;
+    char *body;
+    size_t bytes;
+    struct buf out;
+    struct err err;
+    int rc;
+    uv_work_t work;
+};
+
+static void job_reply(struct http_exchange *exchange, int rc, const struct err *err, struct buf *out) {
+    int status = rc ? dialect_status(&dialect_completions, rc) : 200;
+    if (rc) {
+        buf_clear(out);
+        openai_error(status, err, out);
+    }
+    http_reply(exchange, status, "application/json", out->data, out->bytes);
+}
+
+static void on_gone(void *user) { ((struct job *)user)->exchange = NULL; }
+
+static void on_work(uv_work_t *work) {
+    struct job *job = work->data;
+    job->rc = job->fn(&job->view, job->body, job->bytes, &job->out, &job->err);
+}
+
+static void on_worked(uv_work_t *work, int status) {
+    struct job *job = work->data;
+    if (status) job->rc = err_set(&job->err, ERR_CLOSED, "the server is shutting down");
+    if (job->exchange) {
+        http_set_user(job->exchange, NULL, NULL);
+        job_reply(job->exchange, job->rc, &job->err, &job->out);
+    }
+    buf_deinit(&job->out);
+    mem_free(job->body);
+    mem_free(job);
+}
+
+void job_begin(struct app *app, struct http_exchange *exchange, job_fn *fn) {
+    size_t bytes;
+    const char *body = http_body(exchange, &bytes);
+    struct err err = {0};
+    struct buf out = {0};
+    if (!app->engine) {
+        job_reply(exchange, err_set(&err, ERR_CLOSED, "the model is still loading"), &err, &out);
+    } else if (bytes <= JOB_INLINE_BYTES_MAX) {
+        struct ask_view view = generation_view(app);
+        job_reply(exchange, fn(&view, body, bytes, &out, &err), &err, &out);
+    } else {
+        struct job *job = mem_zalloc(1, sizeof *job);
+        *job = (struct job){.exchange = exchange, .fn = fn, .view = generation_view(app), .bytes = bytes};
+        job->body = mem_alloc(bytes + 1);
+        memcpy(job->body, body, bytes);
+        job->work.data = job;
+        http_set_user(exchange, job, on_gone);
+        CHECK(uv_queue_work(app->loop, &job->work, on_work, on_worked) == 0);
+    }
+    buf_deinit(&out);
+}
