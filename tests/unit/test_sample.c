@@ -1,0 +1,504 @@
+/* op_sample against a plain reference that sorts whole rows in double precision; the distribution of draws; and the promise
+ * that a row's token depends on nothing but its logits, parameters, seed, sample index and position. */
+#include "ops_support.h"
+
+#include "kernels/cpu/philox.h"
+#include "kernels/cpu/sample_select.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static const struct sample_params plain = {.temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f,
+                                           .repetition_penalty = 1.0f};
+
+/* One op_sample with a workspace of its own. */
+static void sample_rows(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
+                        const struct sample_row *row, int32_t rows, struct sample_result *results) {
+    size_t bytes = sample_workspace_bytes(rows, vocab);
+    void *workspace = NULL;
+    TEST_ERR_PASS(backend_alloc(backend, MEMORY_WORKSPACE, bytes, &workspace, err));
+    memset(workspace, 0xff, bytes);
+    memset(results, 0x55, (size_t)rows * sizeof *results);
+    struct op_sample_args args = {state, logits, vocab, rows, vocab, row, results, workspace, bytes};
+    TEST_ERR_PASS(op_sample(backend, &args, err));
+    backend_free(backend, MEMORY_WORKSPACE, workspace, bytes);
+}
+
+static struct sample_result sample_one(struct backend *backend, struct sample_state *state, const float *logits,
+                                       int32_t vocab, const struct sample_row *row) {
+    struct sample_result result;
+    sample_rows(backend, state, logits, vocab, row, 1, &result);
+    return result;
+}
+
+static struct sample_state *state_open(struct backend *backend, int32_t slots, int32_t vocab) {
+    struct sample_state *state = NULL;
+    TEST_ERR_PASS(sample_state_open(backend, slots, vocab, &state, err));
+    return state;
+}
+
+/* ---- the reference ------------------------------------------------------------------------------------------------- */
+
+struct entry {
+    double order, weight;
+    int32_t id;
+    bool kept;
+};
+
+static int entry_compare(const void *a, const void *b) {
+    const struct entry *x = a, *y = b;
+    if (x->order != y->order) return x->order < y->order ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static double kept_sum(const struct entry *e, int32_t n) {
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++) sum += e[i].kept ? e[i].weight : 0.0;
+    return sum;
+}
+
+/* Keeps the first entries (of those kept) until they hold `share` of the weight kept. */
+static void keep_share(struct entry *e, int32_t n, double share) {
+    double sum = 0.0, total = kept_sum(e, n);
+    qsort(e, (size_t)n, sizeof *e, entry_compare);
+    for (int32_t i = 0; i < n; i++) {
+        if (!e[i].kept) continue;
+        if (sum >= share * total) e[i].kept = false;
+        sum += e[i].weight;
+    }
+}
+
+/* Probabilities of a draw by the order of sampling.h, from logits after bias and penalties; p [vocab]. */
+static void reference(const double *z, int32_t vocab, const struct sample_params *params, double *p) {
+    struct entry *e = zeros(vocab, sizeof *e);
+    double largest = -INFINITY;
+    for (int32_t i = 0; i < vocab; i++) largest = fmax(largest, z[i]);
+    for (int32_t i = 0; i < vocab; i++) {
+        double weight = exp((z[i] - largest) / (double)params->temperature);
+        e[i] = (struct entry){z[i], weight, i, weight >= (double)params->min_p};
+    }
+    qsort(e, (size_t)vocab, sizeof *e, entry_compare);
+    for (int32_t i = params->top_k ? params->top_k : vocab; i < vocab; i++) e[i].kept = false;
+    if (params->top_p < 1.0f) keep_share(e, vocab, (double)params->top_p);
+    if (params->typical_p < 1.0f) {
+        double total = kept_sum(e, vocab), entropy = 0.0;
+        for (int32_t i = 0; i < vocab; i++)
+            if (e[i].kept && e[i].weight > 0.0) entropy -= e[i].weight / total * log(e[i].weight / total);
+        for (int32_t i = 0; i < vocab; i++) e[i].order = -fabs(-log(e[i].weight / total) - entropy);
+        keep_share(e, vocab, (double)params->typical_p);
+    }
+    double total = kept_sum(e, vocab);
+    for (int32_t i = 0; i < vocab; i++) p[e[i].id] = e[i].kept ? e[i].weight / total : 0.0;
+    free(e);
+}
+
+/* ---- distribution -------------------------------------------------------------------------------------------------- */
+
+/* Draws many times and compares with the reference: nothing outside the kept set, and chi-square within 5 deviations. */
+static void distribution_case(struct backend *backend, int32_t vocab, double spread, struct sample_params params) {
+    enum { ROWS = 64, ROUNDS = 320 };
+    uint64_t seed = (uint64_t)vocab + 17;
+    struct sample_state *state = state_open(backend, ROWS, vocab);
+    float *one = random_values(&seed, vocab, spread), *logits = zeros((int64_t)ROWS * vocab, sizeof *logits);
+    double *z = zeros(vocab, sizeof *z), *p = zeros(vocab, sizeof *p);
+    int32_t *drawn = zeros(vocab, sizeof *drawn);
+    for (int32_t r = 0; r < ROWS; r++) memcpy(logits + (int64_t)r * vocab, one, (size_t)vocab * sizeof *one);
+    for (int32_t i = 0; i < vocab; i++) z[i] = one[i];
+    reference(z, vocab, &params, p);
+    struct sample_row rows[ROWS];
+    struct sample_result results[ROWS];
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int32_t r = 0; r < ROWS; r++) {
+            params.seed = (uint64_t)r * 0x100000001u; /* both halves of the seed count */
+            rows[r] = (struct sample_row){.params = params, .slot = r, .sample_index = round % 3, .position = round,
+                                          .logprobs = -1};
+        }
+        sample_rows(backend, state, logits, vocab, rows, ROWS, results);
+        for (int32_t r = 0; r < ROWS; r++) {
+            assert_in_range(results[r].id, 0, vocab - 1);
+            drawn[results[r].id]++;
+        }
+    }
+    double chi = 0.0, rest_expected = 0.0, rest_drawn = 0.0, total = ROWS * ROUNDS;
+    int32_t cells = 0;
+    for (int32_t i = 0; i < vocab; i++) {
+        if (p[i] == 0.0 && drawn[i]) fail_msg("id %d was drawn and should have been filtered", i);
+        if (p[i] * total < 10.0) { /* rare ids share one cell */
+            rest_expected += p[i] * total;
+            rest_drawn += drawn[i];
+            continue;
+        }
+        chi += pow(drawn[i] - p[i] * total, 2.0) / (p[i] * total);
+        cells++;
+    }
+    if (rest_expected >= 10.0) {
+        chi += pow(rest_drawn - rest_expected, 2.0) / rest_expected;
+        cells++;
+    }
+    if (cells > 1 && chi > cells - 1 + 5.0 * sqrt(2.0 * (cells - 1)) + 5.0)
+        fail_msg("chi-square %.1f over %d cells, vocabulary %d", chi, cells, vocab);
+    sample_state_close(backend, state);
+    free(one), free(logits), free(z), free(p), free(drawn);
+}
+
+static struct sample_params params_of(float temperature, int32_t top_k, float top_p, float min_p, float typical_p) {
+    struct sample_params params = plain;
+    params.temperature = temperature;
+    params.top_k = top_k;
+    params.top_p = top_p;
+    params.min_p = min_p;
+    params.typical_p = typical_p;
+    return params;
+}
+
+static void distribution_all(struct backend *backend) {
+    distribution_case(backend, 7, 1.0, params_of(1.0f, 0, 1.0f, 0.0f, 1.0f));
+    distribution_case(backend, 3000, 2.0, params_of(0.7f, 0, 1.0f, 0.0f, 1.0f));
+    distribution_case(backend, 3000, 2.0, params_of(1.0f, 40, 1.0f, 0.0f, 1.0f));
+    distribution_case(backend, 1531, 2.0, params_of(0.8f, 0, 0.9f, 0.0f, 1.0f));
+    distribution_case(backend, 3000, 2.0, params_of(1.3f, 50, 0.8f, 0.02f, 1.0f));
+    distribution_case(backend, 700, 2.0, params_of(1.0f, 0, 1.0f, 0.1f, 1.0f));
+    distribution_case(backend, 500, 2.0, params_of(1.0f, 0, 1.0f, 0.0f, 0.5f));
+    distribution_case(backend, 500, 2.0, params_of(0.9f, 200, 0.95f, 0.0f, 0.7f));
+}
+
+static void test_distribution(void **state) { for_each_isa(distribution_all); }
+
+/* ---- every processor, id for id ------------------------------------------------------------------------------------- */
+
+/* The id that the reference gives: the inverse of the distribution function in rising order of id. False where the target
+ * is too close to a border for two ways of rounding to agree on. */
+static bool reference_draw(const double *p, int32_t vocab, double uniform, int32_t *id) {
+    double sum = 0.0, last = 0.0;
+    for (int32_t i = 0; i < vocab; i++) {
+        if (p[i] == 0.0) continue;
+        last = sum;
+        sum += p[i];
+        *id = i;
+        if (sum > uniform) break;
+    }
+    return fabs(sum - uniform) > 1e-6 && fabs(last - uniform) > 1e-6;
+}
+
+static void penalise(double *z, int32_t vocab, const struct sample_params *p, const int32_t *prompt, int32_t prompts,
+                     const int32_t *output, int32_t outputs) {
+    for (int32_t i = 0; i < vocab; i++) {
+        int32_t in_prompt = 0, drawn = 0;
+        for (int32_t j = 0; j < prompts; j++) in_prompt += prompt[j] == i;
+        for (int32_t j = 0; j < outputs; j++) drawn += output[j] == i;
+        if (in_prompt || drawn)
+            z[i] = z[i] > 0.0 ? z[i] / (double)p->repetition_penalty : z[i] * (double)p->repetition_penalty;
+        z[i] -= (double)p->frequency_penalty * drawn + (drawn ? (double)p->presence_penalty : 0.0);
+    }
+}
+
+static void processors_round(struct backend *backend, uint64_t *seed, int32_t *compared) {
+    enum { PROMPT = 60, OUTPUT = 25, LISTED = 9 };
+    static const float temperatures[] = {0.0f, 0.01f, 0.3f, 1.0f, 1.7f, 50.0f};
+    int32_t vocab = 300 + random_below(seed, 5000), prompt[PROMPT], output[OUTPUT], banned[LISTED], ids[LISTED];
+    float *logits = random_values(seed, vocab, 3.0), bias[LISTED];
+    double *z = zeros(vocab, sizeof *z), *p = zeros(vocab, sizeof *p);
+    struct sample_params params = params_of(temperatures[random_below(seed, 6)],
+                                            random_below(seed, 2) ? random_below(seed, 2 * vocab) : random_below(seed, 30),
+                                            random_below(seed, 2) ? 1.0f : 0.3f + 0.69f * (float)random_unit(seed),
+                                            random_below(seed, 3) ? 0.0f : 0.2f * (float)random_unit(seed),
+                                            random_below(seed, 3) ? 1.0f : 0.2f + 0.7f * (float)random_unit(seed));
+    if (random_below(seed, 2)) {
+        params.repetition_penalty = 0.8f + (float)random_unit(seed);
+        params.presence_penalty = (float)random_unit(seed) - 0.3f;
+        params.frequency_penalty = (float)random_unit(seed) - 0.3f;
+    }
+    params.seed = random_next(seed);
+    for (int i = 0; i < PROMPT; i++) prompt[i] = random_below(seed, vocab);
+    for (int i = 0; i < OUTPUT; i++) output[i] = random_below(seed, i % 3 ? 5 : vocab);
+    for (int i = 0; i < LISTED; i++) {
+        banned[i] = random_below(seed, vocab);
+        ids[i] = random_below(seed, vocab);
+        bias[i] = random_normal(seed, 4.0);
+    }
+    struct sample_row row = {.params = params, .slot = 1, .sample_index = random_below(seed, 4),
+                             .position = random_below(seed, 5000), .logprobs = -1, .banned = banned,
+                             .banned_count = random_below(seed, LISTED), .bias_ids = ids, .bias = bias,
+                             .bias_count = random_below(seed, LISTED)};
+    for (int32_t i = 0; i < vocab; i++) z[i] = logits[i];
+    for (int32_t i = 0; i < row.bias_count; i++) z[ids[i]] += (double)bias[i];
+    for (int32_t i = 0; i < row.banned_count; i++) z[banned[i]] = -INFINITY;
+    struct sample_state *state = state_open(backend, 2, vocab);
+    struct op_sample_reset_args reset = {state, 1, true, prompt, output, PROMPT, OUTPUT - 1};
+    TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+    /* The last output token is drawn by the op itself, so that its count is the op's. */
+    struct sample_row force = {.params = plain, .slot = 1, .logprobs = -1, .bias_ids = &output[OUTPUT - 1],
+                               .bias = (float[]){1000.0f}, .bias_count = 1};
+    assert_int_equal(sample_one(backend, state, logits, vocab, &force).id, output[OUTPUT - 1]);
+    assert_int_equal(sample_state_last_token(state)[1], output[OUTPUT - 1]);
+    penalise(z, vocab, &params, prompt, PROMPT, output, OUTPUT);
+    struct sample_result got = sample_one(backend, state, logits, vocab, &row);
+    int32_t want = 0;
+    if (params.temperature < SAMPLE_GREEDY_BELOW) {
+        for (int32_t i = 1; i < vocab; i++)
+            if (z[i] > z[want]) want = i;
+        assert_int_equal(got.id, want);
+        ++*compared;
+    } else {
+        reference(z, vocab, &params, p);
+        if (reference_draw(p, vocab, philox_uniform(params.seed, row.sample_index, row.position), &want)) {
+            assert_int_equal(got.id, want);
+            ++*compared;
+        }
+    }
+    assert_int_equal(got.top_count, 0);
+    sample_state_close(backend, state);
+    free(logits), free(z), free(p);
+}
+
+static void processors_all(struct backend *backend) {
+    uint64_t seed = 11;
+    int32_t compared = 0;
+    for (int round = 0; round < 200; round++) processors_round(backend, &seed, &compared);
+    assert_true(compared > 180);
+}
+
+static void test_processors(void **state) { for_each_isa(processors_all); }
+
+/* ---- log-probabilities ---------------------------------------------------------------------------------------------- */
+
+static void logprobs_case(struct backend *backend, int32_t vocab, bool ties) {
+    uint64_t seed = (uint64_t)vocab;
+    float *logits = random_values(&seed, vocab, 3.0);
+    if (ties)
+        for (int32_t i = 0; i < vocab; i++) logits[i] = (float)random_below(&seed, 3);
+    struct entry *e = zeros(vocab, sizeof *e);
+    double sum = 0.0;
+    for (int32_t i = 0; i < vocab; i++) {
+        e[i] = (struct entry){logits[i], 0, i, true};
+        sum += exp((double)logits[i]);
+    }
+    qsort(e, (size_t)vocab, sizeof *e, entry_compare);
+    struct sample_state *state = state_open(backend, 1, vocab);
+    for (int32_t k = 0; k <= SAMPLE_LOGPROBS_MAX; k++) {
+        struct sample_row row = {.params = params_of(2.0f, 0, 1.0f, 0.0f, 1.0f), .logprobs = k, .position = k};
+        row.bias_ids = (int32_t[]){3}, row.bias = (float[]){5.0f}, row.bias_count = k % 2; /* not in log-probabilities */
+        struct sample_result got = sample_one(backend, state, logits, vocab, &row);
+        int32_t want_count = k < vocab ? k : vocab, rank = 1;
+        for (int32_t i = 0; i < vocab; i++) rank += logits[i] > logits[got.id];
+        assert_int_equal(got.rank, rank);
+        expect_close("logprob", k, got.logprob, (double)logits[got.id] - log(sum), 3e-6);
+        assert_int_equal(got.top_count, want_count);
+        for (int32_t i = 0; i < want_count; i++) {
+            assert_int_equal(got.top_ids[i], e[i].id);
+            expect_close("top", i, got.top_logprobs[i], e[i].order - log(sum), 3e-6);
+        }
+    }
+    sample_state_close(backend, state);
+    free(logits), free(e);
+}
+
+static void logprobs_all(struct backend *backend) {
+    logprobs_case(backend, 5, false);
+    logprobs_case(backend, 1000, false);
+    logprobs_case(backend, 1000, true);
+    logprobs_case(backend, 49152, false);
+}
+
+static void test_logprobs(void **state) { for_each_isa(logprobs_all); }
+
+/* ---- independence --------------------------------------------------------------------------------------------------- */
+
+/* The same rows in another order, alone, and on other numbers of threads give the same tokens. */
+static void test_independence(void **unused) {
+    enum { ROWS = 40, VOCAB = 2000 };
+    uint64_t seed = 21;
+    float *logits = random_values(&seed, ROWS * VOCAB, 2.0), *shuffled = zeros(ROWS * VOCAB, sizeof *shuffled);
+    struct sample_row rows[ROWS], moved[ROWS];
+    struct sample_result first[ROWS], second[ROWS];
+    for (int32_t r = 0; r < ROWS; r++) {
+        rows[r] = (struct sample_row){.slot = r, .sample_index = r % 2, .position = 100 + r, .logprobs = r % 4 - 1};
+        rows[r].params = params_of((float)(r % 5) * 0.4f, r % 3 ? 0 : 20, r % 2 ? 0.9f : 1.0f, 0.0f, 1.0f);
+        rows[r].params.seed = (uint64_t)r * 77;
+    }
+    for (int32_t threads = 1; threads <= 20; threads += threads < 3 ? 1 : 17) {
+        struct backend *backend = backend_for(CPU_ISA_PORTABLE, threads);
+        struct sample_state *state = state_open(backend, ROWS, VOCAB);
+        if (threads == 1) sample_rows(backend, state, logits, VOCAB, rows, ROWS, first);
+        for (int32_t r = 0; r < ROWS; r++) {
+            int32_t to = (r * 7 + 3) % ROWS;
+            moved[to] = rows[r];
+            memcpy(shuffled + to * VOCAB, logits + r * VOCAB, VOCAB * sizeof *logits);
+        }
+        sample_rows(backend, state, shuffled, VOCAB, moved, ROWS, second);
+        for (int32_t r = 0; r < ROWS; r++) {
+            struct sample_result alone = sample_one(backend, state, logits + r * VOCAB, VOCAB, &rows[r]);
+            const struct sample_result *other = &second[(r * 7 + 3) % ROWS];
+            assert_int_equal(first[r].id, other->id);
+            assert_int_equal(first[r].id, alone.id);
+            assert_true(first[r].logprob == other->logprob && first[r].logprob == alone.logprob);
+        }
+        sample_state_close(backend, state);
+        backend_close(backend);
+    }
+    free(logits), free(shuffled);
+}
+
+/* ---- edges ---------------------------------------------------------------------------------------------------------- */
+
+static void edges_all(struct backend *backend) {
+    enum { VOCAB = 1100 };
+    struct sample_state *state = state_open(backend, 1, VOCAB);
+    float logits[VOCAB];
+    struct sample_row greedy = {.params = params_of(0.0f, 0, 1.0f, 0.0f, 1.0f), .logprobs = -1};
+    struct sample_row drawn = {.params = plain, .logprobs = -1};
+    for (int i = 0; i < VOCAB; i++) logits[i] = i % 10 == 7 ? 2.0f : 1.0f;
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 7); /* the lowest among equals */
+    greedy.banned = (int32_t[]){7, 17};
+    greedy.banned_count = 2;
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 27);
+    greedy.banned_count = 0;
+    greedy.params.top_p = 0.01f; /* filters do not move the greedy token */
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 7);
+
+    drawn.params = params_of(1.0f, 1, 1.0f, 0.0f, 1.0f); /* top_k 1 among equals: the lowest id */
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+    drawn.params = params_of(1.0f, 0, 1e-6f, 0.0f, 1.0f);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+    drawn.params = params_of(1e-4f, 0, 1.0f, 0.0f, 1.0f); /* cold: only the largest have weight */
+    for (drawn.position = 0; drawn.position < 50; drawn.position++)
+        assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id % 10, 7);
+    drawn.params = params_of(3e38f, 0, 1.0f, 0.0f, 1.0f); /* hot: flat, banned ids still are */
+    drawn.banned = (int32_t[]){7};
+    drawn.banned_count = 1;
+    for (drawn.position = 0; drawn.position < 200; drawn.position++)
+        assert_int_not_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+    drawn.params.top_p = 0.5f;
+    for (drawn.position = 0; drawn.position < 50; drawn.position++)
+        assert_in_range(sample_one(backend, state, logits, VOCAB, &drawn).id, 0, VOCAB - 1);
+    drawn.banned_count = 0;
+
+    const float bad[] = {NAN, INFINITY};
+    for (size_t b = 0; b < COUNT(bad); b++) {
+        for (int at = 0; at < VOCAB; at += 1099) {
+            float was = logits[at];
+            logits[at] = bad[b];
+            assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, -1);
+            assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, -1);
+            assert_int_equal(sample_state_last_token(state)[0], 0);
+            struct sample_row banned = greedy; /* not hidden by a ban */
+            banned.banned = (int32_t[]){at};
+            banned.banned_count = 1;
+            banned.logprobs = 5;
+            struct sample_result result = sample_one(backend, state, logits, VOCAB, &banned);
+            assert_int_equal(result.id, -1);
+            assert_int_equal(result.top_count, 0);
+            logits[at] = was;
+        }
+    }
+    for (int i = 0; i < VOCAB; i++) logits[i] = -INFINITY;
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, -1);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, -1);
+    logits[1050] = -3e38f; /* one finite value is enough */
+    drawn.params = params_of(1.0f, 30, 0.9f, 0.0f, 0.9f);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 1050);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 1050);
+    sample_state_close(backend, state);
+}
+
+static void test_edges(void **state) { for_each_isa(edges_all); }
+
+/* Reset forgets, and a slot that does not track has no penalties. */
+static void test_reset(void **unused) {
+    enum { VOCAB = 100 };
+    struct backend *backend = backend_for(CPU_ISA_PORTABLE, 1);
+    struct sample_state *state = state_open(backend, 2, VOCAB);
+    float logits[VOCAB] = {0};
+    logits[10] = 1.0f, logits[20] = 0.9f;
+    struct sample_row row = {.params = plain, .slot = 1, .logprobs = -1};
+    row.params.temperature = 0.0f;
+    row.params.presence_penalty = 0.5f;
+    struct op_sample_reset_args reset = {state, 1, true, NULL, (int32_t[]){10}, 0, 1};
+    TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 20);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10); /* 0.5 against 0.4 */
+    reset.output_count = 0;
+    TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+    assert_int_equal(sample_state_last_token(state)[1], 0);
+    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10);
+    reset.track = false;
+    TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+    for (int i = 0; i < 3; i++) assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10);
+    struct err refused = {0};
+    reset.slot = 2;
+    assert_int_equal(op_sample_reset(backend, &reset, &refused), ERR_INVALID);
+    reset = (struct op_sample_reset_args){state, 0, true, (int32_t[]){VOCAB}, NULL, 1, 0};
+    assert_int_equal(op_sample_reset(backend, &reset, &refused), ERR_INVALID);
+    sample_state_close(backend, state);
+    backend_close(backend);
+}
+
+static void test_contract(void **unused) {
+    enum { VOCAB = 8 };
+    struct backend *backend = backend_for(CPU_ISA_PORTABLE, 1);
+    struct sample_state *state = state_open(backend, 1, VOCAB);
+    float logits[VOCAB] = {0}, workspace[4096];
+    struct sample_result result;
+    struct sample_row row = {.params = plain};
+    struct op_sample_args args = {state, logits, VOCAB, 1, VOCAB, &row, &result, workspace, sizeof workspace};
+    struct err refused = {0};
+    assert_int_equal(op_sample(backend, &args, &refused), 0);
+    const struct sample_params wrong[] = {params_of(NAN, 0, 1, 0, 1),     params_of(-1, 0, 1, 0, 1),
+                                          params_of(INFINITY, 0, 1, 0, 1), params_of(1, -1, 1, 0, 1),
+                                          params_of(1, 0, 0, 0, 1),        params_of(1, 0, NAN, 0, 1),
+                                          params_of(1, 0, 1, 2, 1),        params_of(1, 0, 1, 0, 0)};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        row.params = wrong[i];
+        assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    }
+    row.params = plain;
+    row.logprobs = SAMPLE_LOGPROBS_MAX + 1;
+    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    row.logprobs = -1;
+    row.banned = (int32_t[]){VOCAB};
+    row.banned_count = 1;
+    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    row.banned_count = 0;
+    row.slot = 1;
+    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    sample_state_close(backend, state);
+    backend_close(backend);
+}
+
+/* ---- parts ---------------------------------------------------------------------------------------------------------- */
+
+/* The vectors that come with the generator's own library (Random123). */
+static void test_philox(void **state) {
+    struct philox r = philox4x32_10((struct philox){{0, 0, 0, 0}}, 0, 0);
+    const uint32_t zero[] = {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u};
+    assert_memory_equal(r.word, zero, sizeof zero);
+    r = philox4x32_10((struct philox){{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u);
+    const uint32_t ones[] = {0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu};
+    assert_memory_equal(r.word, ones, sizeof ones);
+    r = philox4x32_10((struct philox){{0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}}, 0xa4093822u, 0x299f31d0u);
+    const uint32_t pi[] = {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u};
+    assert_memory_equal(r.word, pi, sizeof pi);
+}
+
+static void test_cut(void **state) {
+    const float order[] = {1.0f, -0.0f, 3.0f, 0.0f, 3.0f, -5.0f, -INFINITY};
+    for (int k = 1; k <= 7; k++) {
+        struct sample_cut cut = sample_cut_find(order, NULL, 7, k);
+        const int best[] = {2, 4, 0, 1, 3, 5, 6};
+        bool kept[7] = {0};
+        for (int i = 0; i < 7; i++) kept[i] = sample_cut_keeps(&cut, order[i]);
+        for (int i = 0; i < 7; i++) assert_int_equal(kept[best[i]], i < k);
+    }
+    struct sample_cut all = sample_cut_find(order, NULL, 7, 100.0);
+    for (int i = 0; i < 7; i++) assert_true(sample_cut_keeps(&all, order[i]));
+    const float values[] = {0.0f, 1.5f, -1.5f, 3e38f, -3e38f, 1e-40f};
+    for (size_t i = 0; i < COUNT(values); i++) assert_true(sample_key_value(sample_key(values[i])) == values[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_philox),       cmocka_unit_test(test_cut),          cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_reset),        cmocka_unit_test(test_contract),     cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_independence), cmocka_unit_test(test_processors),   cmocka_unit_test(test_distribution),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
