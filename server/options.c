@@ -228,7 +228,7 @@ static size_t edit_distance(const char *a, const char *b) {
 
 static int unknown_flag(const char *name, struct err *err) {
     const char *best = NULL;
-    size_t best_distance = strlen(name) / 3 + 1;
+    size_t best_distance = strlen(name) / 3 + 2; /* a swap of letters is two edits */
     for (int32_t i = 0; i < option_row_count; i++) {
         size_t distance = edit_distance(name, option_rows[i].flag);
         if (distance >= best_distance) continue;
