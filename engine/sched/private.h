@@ -143,7 +143,7 @@ void running_insert(struct sched *sched, struct sequence_private *s); /* by age,
 void seq_leave(struct sched *sched, struct sequence_private *s);      /* gives up slot and pages, leaves its list */
 void seq_preempt(struct sched *sched, struct sequence_private *s);
 void seq_finish(struct sched *sched, struct sequence_private *s, enum finish_reason reason);
-void output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished);
+void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished);
 void slots_complete(struct sched *sched);
 void group_free(struct group *group);
 

@@ -207,7 +207,7 @@ void group_end(struct sched *sched, struct group *group, enum finish_reason reas
         struct sequence_private *s = &group->seqs[i];
         if (s->pub.state == SEQ_FINISHED) continue;
         seq_finish(sched, s, reason);
-        output_push(sched, s, NULL, true);
+        sched_output_push(sched, s, NULL, true);
     }
 }
 

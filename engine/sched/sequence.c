@@ -117,7 +117,7 @@ void seq_finish(struct sched *sched, struct sequence_private *s, enum finish_rea
 }
 
 /* The array starts anew once it was read. */
-void output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished) {
+void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished) {
     if (sched->outputs_read) {
         sched->output_count = 0;
         sched->outputs_read = false;

@@ -185,7 +185,7 @@ static void token_accept(struct sched *sched, struct sequence_private *s, const 
     s->in_flight--;
     if (result->id < 0 || result->id >= sched->options.vocab) { /* NaN in its row, or a broken sampler */
         seq_finish(sched, s, FINISH_ERROR);
-        output_push(sched, s, NULL, true);
+        sched_output_push(sched, s, NULL, true);
         return;
     }
     s->output[s->pub.output_count++] = result->id;
@@ -195,7 +195,7 @@ static void token_accept(struct sched *sched, struct sequence_private *s, const 
     if (s->slot >= 0) seq_prove(sched, s);
     enum finish_reason reason = finish_check(s, result->id);
     if (reason != FINISH_NONE) seq_finish(sched, s, reason);
-    output_push(sched, s, result, reason != FINISH_NONE);
+    sched_output_push(sched, s, result, reason != FINISH_NONE);
 }
 
 static void count_prompt(struct sched *sched, const struct flight_item *item) {
