@@ -1,0 +1,120 @@
+/* model_run.h: drives a model the way the scheduler does, with batches written by hand. Tests and tools only. */
+#ifndef QUIRE_TESTS_MODEL_RUN_H
+#define QUIRE_TESTS_MODEL_RUN_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/mem.h"
+#include "engine/model/model.h"
+
+struct run {
+    struct backend *backend;
+    struct model_files *files;
+    struct model *model;
+    struct arena arena;
+    struct model_limits limits;
+    int32_t pages_total, max_pages, next_page;
+    int32_t *pages; /* [slots, max_pages]; 0: none yet */
+    uint64_t step;
+    const struct sample_result *results; /* of the last step */
+};
+
+/* Tokens of one sequence in a step. `wants` logits of that many of its last tokens. */
+struct feed {
+    int32_t slot, start, count, wants;
+    const int32_t *ids; /* [count] */
+};
+
+static inline int run_open(struct run *r, const char *path, const struct backend_options *backend,
+                           const struct model_options *options, struct err *err) {
+    *r = (struct run){.limits = options->limits, .pages_total = options->pages_total, .next_page = 1};
+    r->max_pages = (r->limits.max_model_len + r->limits.page_size - 1) / r->limits.page_size;
+    r->pages = mem_zalloc((size_t)r->limits.max_num_seqs * (size_t)r->max_pages, sizeof *r->pages);
+    arena_init(&r->arena);
+    int rc = backend_open(backend, &r->backend, err);
+    if (rc == 0) rc = model_files_open(path, &r->files, err);
+    return rc ? rc : model_open(r->files, r->backend, options, &r->model, err);
+}
+
+static inline void run_close(struct run *r) {
+    model_close(r->model);
+    model_files_close(r->files);
+    backend_close(r->backend);
+    arena_deinit(&r->arena);
+    mem_free(r->pages);
+    *r = (struct run){0};
+}
+
+/* Forgets the sequence of a slot; its pages are not used again (the pool of a test is large enough). */
+static inline void run_forget(struct run *r, int32_t slot) {
+    memset(r->pages + (size_t)slot * (size_t)r->max_pages, 0, (size_t)r->max_pages * sizeof *r->pages);
+}
+
+/* All slots empty, all pages free again. */
+static inline void run_restart(struct run *r) {
+    for (int32_t slot = 0; slot < r->limits.max_num_seqs; slot++) run_forget(r, slot);
+    r->next_page = 1;
+}
+
+struct run_build {
+    struct batch batch;
+    int32_t *ids, *slots_of, *positions, *slots, *q_start, *kv_len, *rows;
+    struct sample_row *sampling;
+    struct page_delta *deltas;
+};
+
+static inline void run_add(struct run *r, struct run_build *b, const struct feed *feed) {
+    for (int32_t i = feed->start / r->limits.page_size; i * r->limits.page_size < feed->start + feed->count; i++) {
+        int32_t *page = &r->pages[(size_t)feed->slot * (size_t)r->max_pages + (size_t)i];
+        if (*page == 0 && r->next_page >= r->pages_total) abort();
+        if (*page == 0) *page = r->next_page++;
+        b->deltas[b->batch.delta_count++] = (struct page_delta){feed->slot, i, *page};
+    }
+    for (int32_t i = 0; i < feed->count; i++) {
+        int32_t t = b->batch.tokens++;
+        b->ids[t] = feed->ids[i];
+        b->slots_of[t] = feed->slot;
+        b->positions[t] = feed->start + i;
+        if (i < feed->count - feed->wants) continue;
+        b->sampling[b->batch.rows] = (struct sample_row){
+            .params = {.top_p = 1, .typical_p = 1, .repetition_penalty = 1}, .slot = feed->slot,
+            .position = feed->start + i + 1, .logprobs = -1};
+        b->rows[b->batch.rows++] = t;
+    }
+    b->slots[b->batch.seqs] = feed->slot;
+    b->kv_len[b->batch.seqs++] = feed->start + feed->count;
+    b->q_start[b->batch.seqs] = b->batch.tokens;
+}
+
+/* One step. Returns its logits [rows, vocab], or NULL with *err filled. */
+static inline const float *run_step(struct run *r, const struct feed *feeds, int32_t count, struct err *err) {
+    struct run_build b = {0};
+    int32_t tokens = 0, deltas = 0;
+    arena_reset(&r->arena);
+    for (int32_t i = 0; i < count; i++) {
+        tokens += feeds[i].count;
+        deltas += feeds[i].count / r->limits.page_size + 2;
+    }
+    int32_t **arrays[] = {&b.ids, &b.slots_of, &b.positions, &b.slots, &b.q_start, &b.kv_len, &b.rows};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = ARENA_ARRAY(&r->arena, int32_t, tokens + 1);
+    b.sampling = ARENA_ARRAY(&r->arena, struct sample_row, tokens);
+    b.deltas = ARENA_ARRAY(&r->arena, struct page_delta, deltas);
+    b.q_start[0] = 0;
+    for (int32_t i = 0; i < count; i++) run_add(r, &b, &feeds[i]);
+    b.batch.step = ++r->step;
+    b.batch.token_ids = b.ids;
+    b.batch.token_slots = b.slots_of;
+    b.batch.positions = b.positions;
+    b.batch.slots = b.slots;
+    b.batch.q_start = b.q_start;
+    b.batch.kv_len = b.kv_len;
+    b.batch.logit_rows = b.rows;
+    b.batch.sampling = b.sampling;
+    b.batch.deltas = b.deltas;
+    if (model_launch(r->model, &b.batch, &r->arena, err) || model_wait(r->model, &b.batch, &r->results, err)) return NULL;
+    return model_logits(r->model, &b.batch);
+}
+
+#endif

@@ -1,0 +1,439 @@
+/* The forward pass against a plain double-precision decoder written here, on random models of every family; and the
+ * same bits however a sequence is cut into steps and whoever else is in them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#include "tests/unit/model_run.h"
+#include "tests/unit/tiny_model.h"
+
+enum { TOKENS = 60, PAGE = 16, SLOTS = 32, VOCAB = 101 };
+
+/* ---- reference ---------------------------------------------------------------------------------------------------- */
+
+struct reference {
+    double theta, embed_scale, residual_scale, attn_scale, logit_scale;
+    int window, window_from, no_rope_step, rotary;
+};
+
+static struct reference reference_default(const struct tiny_model *m) {
+    return (struct reference){10000, 1, 1, 1 / sqrt(m->head_dim), 1, 0, 0, 0, m->head_dim};
+}
+
+/* y [rows] = W x + bias */
+static void matvec(const float *w, const float *bias, const double *x, int rows, int cols, double *y) {
+    for (int r = 0; r < rows; r++) {
+        double sum = bias ? (double)bias[r] : 0;
+        for (int c = 0; c < cols; c++) sum += (double)w[r * cols + c] * x[c];
+        y[r] = sum;
+    }
+}
+
+static void rms(const double *x, const float *w, int n, double *y) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * x[i];
+    double scale = 1 / sqrt(sum / n + 1e-5);
+    for (int i = 0; i < n; i++) y[i] = x[i] * scale * (double)w[i];
+}
+
+/* Rope on halves: value i turns with value i + rotary / 2. */
+static void rope(double *head, int rotary, double theta, int position) {
+    for (int i = 0; i < rotary / 2; i++) {
+        double angle = position * pow(theta, -2.0 * i / rotary), c = cos(angle), s = sin(angle);
+        double a = head[i], b = head[i + rotary / 2];
+        head[i] = a * c - b * s;
+        head[i + rotary / 2] = b * c + a * s;
+    }
+}
+
+struct reference_state {
+    double x[TOKENS][128], k[TOKENS][128], v[TOKENS][128], q[128], h[128], out[128], gate[256], up[256];
+};
+
+static void reference_heads(const struct tiny_model *m, const struct reference *ref, double *heads, int count,
+                            const float *norm, int layer, int position) {
+    for (int h = 0; h < count; h++) {
+        double *head = heads + h * m->head_dim;
+        if (norm) rms(head, norm, m->head_dim, head);
+        if (!ref->no_rope_step || (layer + 1) % ref->no_rope_step) rope(head, ref->rotary, ref->theta, position);
+    }
+}
+
+static void reference_attend(const struct tiny_model *m, const struct reference *ref, struct reference_state *s,
+                             int layer, int t) {
+    int first = ref->window && layer >= ref->window_from && t >= ref->window ? t - ref->window + 1 : 0;
+    for (int h = 0; h < m->n_heads; h++) {
+        int kv = h / (m->n_heads / m->n_kv_heads) * m->head_dim;
+        double score[TOKENS], top = -1e300, sum = 0;
+        for (int u = first; u <= t; u++) {
+            score[u] = 0;
+            for (int d = 0; d < m->head_dim; d++) score[u] += s->q[h * m->head_dim + d] * s->k[u][kv + d];
+            score[u] *= ref->attn_scale;
+            if (score[u] > top) top = score[u];
+        }
+        for (int u = first; u <= t; u++) sum += score[u] = exp(score[u] - top);
+        for (int d = 0; d < m->head_dim; d++) {
+            double value = 0;
+            for (int u = first; u <= t; u++) value += score[u] * s->v[u][kv + d];
+            s->out[h * m->head_dim + d] = value / sum;
+        }
+    }
+}
+
+static void reference_layer(const struct tiny_model *m, const struct reference *ref, struct reference_state *s, int l,
+                            int t) {
+    int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
+    rms(s->x[t], tiny_get(m, "input_layernorm.weight", l), m->hidden, s->h);
+    matvec(tiny_get(m, "self_attn.q_proj.weight", l), tiny_get(m, "self_attn.q_proj.bias", l), s->h, q, m->hidden, s->q);
+    matvec(tiny_get(m, "self_attn.k_proj.weight", l), tiny_get(m, "self_attn.k_proj.bias", l), s->h, kv, m->hidden, s->k[t]);
+    matvec(tiny_get(m, "self_attn.v_proj.weight", l), tiny_get(m, "self_attn.v_proj.bias", l), s->h, kv, m->hidden, s->v[t]);
+    reference_heads(m, ref, s->q, m->n_heads, tiny_get(m, "self_attn.q_norm.weight", l), l, t);
+    reference_heads(m, ref, s->k[t], m->n_kv_heads, tiny_get(m, "self_attn.k_norm.weight", l), l, t);
+    reference_attend(m, ref, s, l, t);
+    matvec(tiny_get(m, "self_attn.o_proj.weight", l), tiny_get(m, "self_attn.o_proj.bias", l), s->out, m->hidden, q, s->h);
+    for (int i = 0; i < m->hidden; i++) s->x[t][i] += ref->residual_scale * s->h[i];
+    rms(s->x[t], tiny_get(m, "post_attention_layernorm.weight", l), m->hidden, s->h);
+    matvec(tiny_get(m, "mlp.gate_proj.weight", l), NULL, s->h, m->ffn, m->hidden, s->gate);
+    matvec(tiny_get(m, "mlp.up_proj.weight", l), NULL, s->h, m->ffn, m->hidden, s->up);
+    for (int i = 0; i < m->ffn; i++) s->up[i] *= s->gate[i] / (1 + exp(-s->gate[i]));
+    matvec(tiny_get(m, "mlp.down_proj.weight", l), NULL, s->up, m->hidden, m->ffn, s->h);
+    for (int i = 0; i < m->hidden; i++) s->x[t][i] += ref->residual_scale * s->h[i];
+}
+
+/* Logits of every position, [TOKENS, vocab]. */
+static void reference_run(const struct tiny_model *m, const struct reference *ref, const int32_t *ids, double *logits) {
+    struct reference_state *s = mem_zalloc(1, sizeof *s);
+    const float *embed = tiny_get(m, "model.embed_tokens.weight", -1);
+    const float *output = m->tied ? embed : tiny_get(m, "lm_head.weight", -1);
+    for (int t = 0; t < TOKENS; t++)
+        for (int i = 0; i < m->hidden; i++) s->x[t][i] = ref->embed_scale * (double)embed[ids[t] * m->hidden + i];
+    for (int l = 0; l < m->layers; l++)
+        for (int t = 0; t < TOKENS; t++) reference_layer(m, ref, s, l, t);
+    for (int t = 0; t < TOKENS; t++) {
+        rms(s->x[t], tiny_get(m, "model.norm.weight", -1), m->hidden, s->h);
+        matvec(output, NULL, s->h, m->vocab, m->hidden, logits + t * m->vocab);
+        for (int i = 0; i < m->vocab; i++) logits[t * m->vocab + i] *= ref->logit_scale;
+    }
+    mem_free(s);
+}
+
+/* ---- helpers ------------------------------------------------------------------------------------------------------ */
+
+static struct tiny_model tiny(const char *architecture, const char *extra) {
+    return (struct tiny_model){.architecture = architecture, .extra = extra, .layers = 4, .hidden = 64, .ffn = 96,
+                               .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .vocab = VOCAB};
+}
+
+static void open_model(struct run *r, const char *path, enum cpu_activations activations, enum dtype kv) {
+    struct backend_options backend = {.device = DEVICE_CPU, .threads = 2, .cpu_activations = activations};
+    struct model_options options = {.limits = {.max_num_seqs = SLOTS, .max_num_batched_tokens = 256, .max_model_len = 128,
+                                               .page_size = PAGE, .kv_dtype = kv},
+                                    .pages_total = 600};
+    struct err err = {0};
+    if (run_open(r, path, &backend, &options, &err)) fail_msg("%s", err.text);
+}
+
+static void make_ids(int32_t *ids, int count, uint64_t seed) {
+    struct tiny_model random = {.random = seed};
+    for (int i = 0; i < count; i++) ids[i] = (int32_t)((double)(tiny_random(&random) + 1) * 0.5 * VOCAB) % VOCAB;
+}
+
+static const float *step(struct run *r, const struct feed *feeds, int count) {
+    struct err err = {0};
+    const float *logits = run_step(r, feeds, count, &err);
+    if (!logits) fail_msg("%s", err.text);
+    return logits;
+}
+
+/* Logits of all positions of a sequence, fed `chunk` tokens a step, [TOKENS, VOCAB]. */
+static void run_chunks(struct run *r, int32_t slot, const int32_t *ids, int chunk, float *out) {
+    for (int at = 0; at < TOKENS; at += chunk) {
+        int count = TOKENS - at < chunk ? TOKENS - at : chunk;
+        int wants = count < SLOTS ? count : SLOTS; /* rows of a step are as many as slots */
+        struct feed feed = {slot, at, count, wants, ids + at};
+        const float *logits = step(r, &feed, 1);
+        memcpy(out + (at + count - wants) * VOCAB, logits, (size_t)(wants * VOCAB) * sizeof *out);
+    }
+}
+
+static void check_family(struct tiny_model *m, const struct reference *ref) {
+    static double wanted[TOKENS * VOCAB];
+    static float got[TOKENS * VOCAB];
+    int32_t ids[TOKENS];
+    struct run r;
+    double worst = 0, size = 0;
+    tiny_make(m, 7);
+    make_ids(ids, TOKENS, 3);
+    reference_run(m, ref, ids, wanted);
+    open_model(&r, m->folder, CPU_ACTIVATIONS_F32, DTYPE_F32);
+    run_chunks(&r, 5, ids, 20, got);
+    for (int i = 0; i < TOKENS * VOCAB; i++) {
+        double off = fabs((double)got[i] - wanted[i]);
+        worst = off > worst || isnan(off) ? off : worst;
+        size = fmax(size, fabs(wanted[i]));
+    }
+    print_message("%-22s worst %.1e of %.1f\n", m->architecture, worst, size);
+    if (!(worst < 2e-5 * size)) fail_msg("%s: logits are off by %g, the largest is %g", m->architecture, worst, size);
+    run_close(&r);
+    tiny_free(m);
+}
+
+/* ---- families ----------------------------------------------------------------------------------------------------- */
+
+static void test_llama(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", ",\"rope_theta\":5000");
+    struct reference ref = reference_default(&m);
+    ref.theta = 5000;
+    check_family(&m, &ref);
+}
+
+static void test_llama_biases(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", ",\"attention_bias\":true,\"partial_rotary_factor\":0.5");
+    struct reference ref = reference_default(&m);
+    m.qkv_bias = m.output_bias = m.tied = 1;
+    ref.rotary = 8;
+    check_family(&m, &ref);
+}
+
+static void test_mistral(void **state) {
+    struct tiny_model m = tiny("MistralForCausalLM", ",\"sliding_window\":21");
+    struct reference ref = reference_default(&m);
+    ref.window = 21;
+    check_family(&m, &ref);
+}
+
+static void test_qwen2(void **state) {
+    struct tiny_model m = tiny("Qwen2ForCausalLM", ",\"sliding_window\":17,\"use_sliding_window\":true,"
+                                                   "\"max_window_layers\":2");
+    struct reference ref = reference_default(&m);
+    m.qkv_bias = 1;
+    ref.window = 17;
+    ref.window_from = 2;
+    check_family(&m, &ref);
+}
+
+static void test_qwen3(void **state) {
+    struct tiny_model m = tiny("Qwen3ForCausalLM", "");
+    struct reference ref = reference_default(&m);
+    m.qk_norm = m.tied = 1;
+    m.head_dim = 32; /* heads wider than hidden / n_heads */
+    ref = reference_default(&m);
+    check_family(&m, &ref);
+}
+
+static void test_smollm3(void **state) {
+    struct tiny_model m = tiny("SmolLM3ForCausalLM", ",\"no_rope_layer_interval\":2");
+    struct reference ref = reference_default(&m);
+    m.tied = 1;
+    ref.no_rope_step = 2;
+    check_family(&m, &ref);
+}
+
+static void test_granite(void **state) {
+    struct tiny_model m = tiny("GraniteForCausalLM", ",\"embedding_multiplier\":3,\"residual_multiplier\":0.4,"
+                                                     "\"attention_multiplier\":0.125,\"logits_scaling\":4");
+    struct reference ref = reference_default(&m);
+    ref.embed_scale = 3, ref.residual_scale = 0.4, ref.attn_scale = 0.125, ref.logit_scale = 0.25;
+    check_family(&m, &ref);
+}
+
+/* ---- the same bits ------------------------------------------------------------------------------------------------ */
+
+struct cut {
+    struct run r;
+    struct tiny_model m;
+    int32_t ids[TOKENS];
+    float alone[TOKENS * VOCAB]; /* one token a step, nobody else there */
+};
+
+static void cut_open(struct cut *c, enum cpu_activations activations, enum dtype kv) {
+    c->m = tiny("Qwen3ForCausalLM", "");
+    c->m.qk_norm = 1;
+    tiny_make(&c->m, 11);
+    make_ids(c->ids, TOKENS, 5);
+    open_model(&c->r, c->m.folder, activations, kv);
+    run_chunks(&c->r, 0, c->ids, 1, c->alone);
+}
+
+static void cut_close(struct cut *c) {
+    run_close(&c->r);
+    tiny_free(&c->m);
+    mem_free(c);
+}
+
+static void expect_bits(const float *got, const float *wanted, int rows, const char *what) {
+    for (int i = 0; i < rows * VOCAB; i++)
+        if (memcmp(&got[i], &wanted[i], sizeof *got) != 0)
+            fail_msg("%s: row %d value %d is %.9g, alone it was %.9g", what, i / VOCAB, i % VOCAB, (double)got[i],
+                     (double)wanted[i]);
+}
+
+static void check_chunks(struct cut *c) {
+    static float got[TOKENS * VOCAB];
+    static const int chunks[] = {2, 3, 7, 13, 16, 17, 31, 32};
+    char what[32];
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        run_restart(&c->r);
+        run_chunks(&c->r, (int32_t)i, c->ids, chunks[i], got);
+        snprintf(what, sizeof what, "in chunks of %d", chunks[i]);
+        expect_bits(got, c->alone, TOKENS, what);
+    }
+    run_restart(&c->r);
+    struct feed whole = {3, 0, TOKENS, SLOTS, c->ids};
+    expect_bits(step(&c->r, &whole, 1), c->alone + (TOKENS - SLOTS) * VOCAB, SLOTS, "in one prefill");
+}
+
+/* Decodes token by token with 31 neighbours of other lengths, some of them prefilling in the same steps. */
+static void check_neighbours(struct cut *c) {
+    int32_t others[SLOTS][128];
+    struct feed feeds[SLOTS];
+    int32_t at[SLOTS] = {0};
+    run_restart(&c->r);
+    for (int s = 0; s < SLOTS; s++) make_ids(others[s], 128, (uint64_t)s + 100);
+    for (int t = 0; t < TOKENS; t++) {
+        int count = 0, mine = 0;
+        for (int s = 0; s < SLOTS; s++) {
+            int take = s == 9 ? 1 : (t + s) % 5 == 0 ? 1 + s % 6 : 1;
+            if (at[s] + take > 128 || (s != 9 && (t + 3 * s) % 7 == 0)) continue;
+            if (s == 9) mine = count;
+            feeds[count++] = (struct feed){s, at[s], take, 1, s == 9 ? c->ids + at[s] : others[s] + at[s]};
+            at[s] += take;
+        }
+        expect_bits(step(&c->r, feeds, count) + mine * VOCAB, c->alone + t * VOCAB, 1, "among 31 others");
+    }
+}
+
+/* A second sequence takes the first one's full pages and goes on behind them. */
+static void check_prefix(struct cut *c) {
+    static float got[TOKENS * VOCAB];
+    run_restart(&c->r);
+    run_chunks(&c->r, 1, c->ids, 19, got);
+    for (int shared = 1; shared <= TOKENS / PAGE; shared++) {
+        int from = shared * PAGE;
+        run_forget(&c->r, 2);
+        memcpy(c->r.pages + 2 * c->r.max_pages, c->r.pages + c->r.max_pages, (size_t)shared * sizeof(int32_t));
+        struct page_delta deltas[8];
+        for (int i = 0; i < shared; i++) deltas[i] = (struct page_delta){2, i, c->r.pages[c->r.max_pages + i]};
+        struct batch table = {.step = ++c->r.step, .deltas = deltas, .delta_count = shared};
+        struct err err = {0};
+        assert_int_equal(model_launch(c->r.model, &table, &c->r.arena, &err), 0);
+        struct feed rest = {2, from, TOKENS - from, TOKENS - from < SLOTS ? TOKENS - from : SLOTS, c->ids + from};
+        const float *logits = step(&c->r, &rest, 1);
+        expect_bits(logits, c->alone + (TOKENS - rest.wants) * VOCAB, rest.wants, "behind a warm prefix");
+    }
+}
+
+/* A page copied by the op serves as well as the one that was written. */
+static void check_copy(struct cut *c) {
+    static float got[TOKENS * VOCAB];
+    run_restart(&c->r);
+    run_chunks(&c->r, 1, c->ids, 20, got);
+    int32_t half = TOKENS / 2 / PAGE, *from = c->r.pages + c->r.max_pages, *to = c->r.pages + 4 * c->r.max_pages;
+    struct page_copy copies[4];
+    struct page_delta deltas[4];
+    for (int32_t i = 0; i <= half; i++) {
+        to[i] = c->r.next_page++;
+        copies[i] = (struct page_copy){from[i], to[i]};
+        deltas[i] = (struct page_delta){4, i, to[i]};
+    }
+    struct batch batch = {.step = ++c->r.step, .copies = copies, .copy_count = half + 1, .deltas = deltas,
+                          .delta_count = half + 1};
+    struct err err = {0};
+    assert_int_equal(model_launch(c->r.model, &batch, &c->r.arena, &err), 0);
+    struct feed rest = {4, TOKENS / 2, TOKENS / 2, TOKENS / 2, c->ids + TOKENS / 2};
+    expect_bits(step(&c->r, &rest, 1), c->alone + TOKENS / 2 * VOCAB, TOKENS / 2, "behind copied pages");
+}
+
+static void check_cuts(enum cpu_activations activations, enum dtype kv) {
+    struct cut *c = mem_zalloc(1, sizeof *c);
+    cut_open(c, activations, kv);
+    check_chunks(c);
+    check_neighbours(c);
+    check_prefix(c);
+    check_copy(c);
+    cut_close(c);
+}
+
+static void test_bits_f32(void **state) { check_cuts(CPU_ACTIVATIONS_F32, DTYPE_F32); }
+static void test_bits_int8(void **state) { check_cuts(CPU_ACTIVATIONS_INT8, DTYPE_F16); }
+
+/* ---- the rest ----------------------------------------------------------------------------------------------------- */
+
+/* The token that a step samples can be the next step's input without coming back to the host. */
+static void test_token_on_device(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", "");
+    struct run r;
+    int32_t ids[8], next = -1;
+    float wanted[VOCAB];
+    tiny_make(&m, 4);
+    make_ids(ids, 8, 5);
+    open_model(&r, m.folder, CPU_ACTIVATIONS_F32, DTYPE_F16);
+    step(&r, &(struct feed){3, 0, 8, 1, ids}, 1);
+    int32_t drawn = r.results[0].id;
+    assert_in_range(drawn, 0, VOCAB - 1);
+    memcpy(wanted, step(&r, &(struct feed){3, 8, 1, 1, &drawn}, 1), sizeof wanted);
+    run_restart(&r);
+    step(&r, &(struct feed){3, 0, 8, 1, ids}, 1);
+    assert_memory_equal(step(&r, &(struct feed){3, 8, 1, 1, &next}, 1), wanted, sizeof wanted);
+    run_close(&r);
+    tiny_free(&m);
+}
+
+static void test_memory_plan(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", "");
+    struct run r;
+    struct model_memory memory;
+    struct err err = {0};
+    tiny_make(&m, 4);
+    open_model(&r, m.folder, CPU_ACTIVATIONS_F32, DTYPE_F16);
+    assert_int_equal(model_memory_plan(r.files, r.backend, &r.limits, &memory, &err), 0);
+    assert_int_equal(memory.weight_bytes, model_weight_bytes(r.model));
+    assert_int_equal(memory.weight_bytes, backend_allocated_bytes(r.backend, MEMORY_WEIGHTS));
+    assert_int_equal(memory.kv_page_bytes * 600, backend_allocated_bytes(r.backend, MEMORY_KV));
+    assert_int_equal(memory.kv_token_bytes, 4 * 2 * 2 * 16 * 2);
+    assert_true(memory.workspace_bytes <= backend_allocated_bytes(r.backend, MEMORY_WORKSPACE));
+    struct model_limits bad = r.limits;
+    bad.kv_dtype = DTYPE_Q8_0;
+    assert_int_equal(model_memory_plan(r.files, r.backend, &bad, &memory, &err), ERR_UNSUPPORTED);
+    bad = r.limits;
+    bad.page_size = 0;
+    assert_int_equal(model_memory_plan(r.files, r.backend, &bad, &memory, &err), ERR_INVALID);
+    run_close(&r);
+    tiny_free(&m);
+}
+
+static void test_dummy_weights(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", "");
+    struct backend_options backend = {.device = DEVICE_CPU, .threads = 1, .cpu_activations = CPU_ACTIVATIONS_INT8};
+    struct model_options options = {.limits = {4, 64, 64, PAGE, DTYPE_F16}, .pages_total = 16, .dummy_weights = true};
+    int32_t ids[10];
+    float logits[3][VOCAB];
+    tiny_make(&m, 4);
+    make_ids(ids, 10, 5);
+    for (int i = 0; i < 3; i++) {
+        struct run r;
+        struct err err = {0};
+        options.seed = i == 2 ? 2 : 1;
+        if (run_open(&r, m.folder, &backend, &options, &err)) fail_msg("%s", err.text);
+        memcpy(logits[i], step(&r, &(struct feed){0, 0, 10, 1, ids}, 1), sizeof logits[i]);
+        run_close(&r);
+    }
+    assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
+    assert_memory_not_equal(logits[0], logits[2], sizeof logits[0]);
+    for (int i = 0; i < VOCAB; i++) assert_true(isfinite(logits[0][i]) && fabsf(logits[0][i]) < 100);
+    tiny_free(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),     cmocka_unit_test(test_llama_biases), cmocka_unit_test(test_mistral),
+        cmocka_unit_test(test_qwen2),     cmocka_unit_test(test_qwen3),        cmocka_unit_test(test_smollm3),
+        cmocka_unit_test(test_granite),   cmocka_unit_test(test_bits_f32),     cmocka_unit_test(test_bits_int8),
+        cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan), cmocka_unit_test(test_dummy_weights),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
