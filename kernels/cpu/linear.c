@@ -6,6 +6,7 @@
 static const struct linear_kernels *kernels_of(enum cpu_isa isa) {
 #if defined(__x86_64__)
     if (isa == CPU_ISA_AVX2) return &linear_kernels_avx2;
+    if (isa == CPU_ISA_AVX512) return &linear_kernels_avx512;
 #endif
     return &linear_kernels_portable;
 }

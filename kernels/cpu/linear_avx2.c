@@ -37,7 +37,7 @@ INLINE int32_t sum_i32(__m256i v) {
     return _mm_cvtsi128_si32(s);
 }
 
-static void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
+void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packing by halves */
     for (int64_t begin = 0; begin < cols; begin += QUANT_BLOCK, x += QUANT_BLOCK, out++) {
@@ -62,7 +62,7 @@ static void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
         __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         _mm256_storeu_si256((__m256i *)out->q, _mm256_permutevar8x32_epi32(bytes, order));
         out->d = amax / 127.0f;
-        out->sum = sum;
+        out->correction = -128 * sum;
         out->s = out->d * (float)sum;
     }
 }

@@ -18,7 +18,7 @@ struct act_block {
     int8_t q[QUANT_BLOCK]; /* -127 .. 127 */
     float d;               /* max |x| / 127 */
     float s;               /* d * sum(q) */
-    int32_t sum;           /* sum(q) */
+    int32_t correction;    /* -128 * sum(q), for weights kept as q + 128 */
 };
 
 /* One segment of a weight against all rows of x. */
@@ -49,6 +49,7 @@ extern const struct linear_kernels linear_kernels_portable;
 #if defined(__x86_64__)
 extern const struct linear_kernels linear_kernels_avx2;
 extern const struct linear_kernels linear_kernels_avx512;
+void quantize_avx2(const float *x, int64_t cols, struct act_block *out); /* both tables' quantize */
 #endif
 
 /* Stores what a group gave for one row of x: acc [group_rows] f32. The slow and general way, for a group that is not full. */

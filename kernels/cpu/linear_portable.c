@@ -28,7 +28,7 @@ static void quantize_portable(const float *x, int64_t cols, struct act_block *ou
             sum += q;
         }
         out->d = amax / 127.0f;
-        out->sum = sum;
+        out->correction = -128 * sum;
         out->s = out->d * (float)sum;
     }
 }

@@ -4,6 +4,7 @@
 #define QUIRE_TESTS_LINEAR_CASES_H
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,18 +92,33 @@ static inline double matrix_value(const uint8_t *data, enum dtype dtype, int64_t
     }
 }
 
-/* Opens a backend of one instruction set; NULL when this machine lacks it or QUIRE_CPU_ISA names another. */
+/* Opens a backend of one instruction set; NULL when this machine lacks it or QUIRE_CPU_ISA names another. The one that is
+ * named must be there: the program ends otherwise. */
 static inline struct backend *case_backend(const char *isa, int32_t threads, enum cpu_activations activations) {
     struct backend_options options = {
         .device = DEVICE_CPU, .threads = threads, .cpu_activations = activations, .cpu_isa = isa};
     struct backend *backend = NULL;
     const char *only = getenv("QUIRE_CPU_ISA");
     if (only && *only && strcmp(only, isa) != 0) return NULL;
-    if (backend_open(&options, &backend, NULL)) return NULL;
-    return backend;
+    if (backend_open(&options, &backend, NULL) == 0) return backend;
+    if (only && *only) {
+        fprintf(stderr, "QUIRE_CPU_ISA asks for %s, which this machine lacks\n", isa);
+        exit(1);
+    }
+    return NULL;
 }
 
 static const char *const case_isas[] = {"portable", "avx2", "avx512"};
 enum { CASE_ISAS = 3 };
+
+/* Says what is not tested here. */
+static inline int cases_announce(void **state) {
+    for (int i = 0; i < CASE_ISAS; i++) {
+        struct backend *backend = case_backend(case_isas[i], 1, CPU_ACTIVATIONS_INT8);
+        if (backend) backend_close(backend);
+        else fprintf(stderr, "skipped: %s is not of this machine, or not asked for\n", case_isas[i]);
+    }
+    return 0;
+}
 
 #endif

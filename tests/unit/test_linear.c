@@ -247,5 +247,5 @@ int main(void) {
         cmocka_unit_test(test_dtypes_and_rows), cmocka_unit_test(test_mixed_parts), cmocka_unit_test(test_many_tiles),
         cmocka_unit_test(test_extremes),        cmocka_unit_test(test_not_finite),
     };
-    return cmocka_run_group_tests_name("linear", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("linear", tests, cases_announce, NULL);
 }

@@ -116,5 +116,5 @@ int main(void) {
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_refusals),
     };
-    return cmocka_run_group_tests_name("weight", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("weight", tests, cases_announce, NULL);
 }
