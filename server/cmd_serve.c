@@ -18,7 +18,7 @@
 
 #define DRAIN_TICK_MS     20
 #define DRAIN_GRACE_NS    (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
-#define FILES_BESIDE      64                  /* open files that are no connections */
+#define FILES_BESIDE      128                 /* open files that are no connections, and those told 503 */
 
 static int say(const struct err *err) {
     fprintf(stderr, "quire: %s\n", err->text);
