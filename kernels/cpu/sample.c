@@ -1,4 +1,5 @@
 /* op_sample on the CPU: one row after the other from logits to a token, rows in parallel on the team. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -14,6 +15,11 @@
 
 /* Bounds computed in one way and compared in another are widened by this much in exp's argument. */
 #define SAMPLE_SLACK 1e-3
+
+/* nucleus_keep narrows its bracket until so few ids are left that cutting them costs no more than a pass (8 us), or until
+ * the bracket is as narrow as f32 can tell: 10 passes narrow 14 nats to 1e-6. */
+#define NUCLEUS_FEW    512
+#define NUCLEUS_PASSES 10
 
 /* A worker's memory for a row. */
 struct sample_area {
@@ -37,7 +43,7 @@ struct candidates {
     int32_t *ids;
     float *values, *weights; /* logits; exp((value - largest) / temperature) */
     int64_t count;
-    double total; /* sum of the weights, where those of dropped ids that still count are in */
+    double total; /* sum of the weights */
 };
 
 /* A row on its way: x are the logits after bias, bans and penalties. */
@@ -115,19 +121,12 @@ static float kth_bound(const float *groups, int64_t group_count, int64_t k) {
 
 static bool keeps_some(const struct sample_params *p, int64_t vocab) { return p->top_k > 0 && p->top_k < vocab; }
 
-/* The logit below which no candidate can pass the filters. *total gets the sum of all weights where neither min_p nor top_k
- * makes a smaller whole of its own, else 0. */
-static float candidates_bound(struct sample_work *work, float scale, double *total) {
+/* The logit below which no candidate can pass min_p and top_k. */
+static float candidates_bound(struct sample_work *work, float scale) {
     const struct sample_params *p = &work->row->params;
     double bound = -INFINITY;
-    *total = 0.0;
     if (p->min_p > 0.0f) bound = work->largest + (log(p->min_p) - SAMPLE_SLACK) / scale;
     if (keeps_some(p, work->vocab)) bound = fmax(bound, kth_bound(work->area.groups, work->group_count, p->top_k));
-    if (p->min_p > 0.0f || keeps_some(p, work->vocab)) return (float)bound;
-    *total = work->launch->kernels->exp_sums(work->x, work->vocab, work->largest, scale, work->area.blocks);
-    /* Ids of probability below (1 - top_p) / vocab hold less than 1 - top_p together, so the rest reaches top_p. */
-    if (p->top_p < 1.0f)
-        bound = work->largest + (log((1.0 - (double)p->top_p) * *total / (double)work->vocab) - SAMPLE_SLACK) / scale;
     return (float)bound;
 }
 
@@ -163,22 +162,64 @@ static void typical_cut(struct candidates *c, float typical_p, float largest, fl
     candidates_cut(c, sample_cut_find(order, c->weights, c->count, (double)typical_p * c->total), order);
 }
 
-/* The ids that pass min_p, top_k, top_p and typical_p. */
+/* The ids that pass min_p, top_k, top_p and typical_p, where one of the first two leaves few or top_p is off. */
 static struct candidates candidates_filter(struct sample_work *work, float scale) {
     const struct sample_params *p = &work->row->params;
     const struct sample_kernels *kernels = work->launch->kernels;
     struct candidates c = {.ids = work->area.ids, .values = work->area.values, .weights = work->area.weights};
-    float bound = candidates_bound(work, scale, &c.total);
-    c.count = kernels->collect(work->x, work->vocab, work->area.groups, bound, c.ids, c.values);
+    c.count = kernels->collect(work->x, work->vocab, work->area.groups, candidates_bound(work, scale), c.ids, c.values);
     kernels->exps(c.values, c.count, work->largest, scale, c.weights);
     if (p->min_p > 0.0f) /* weights are p / p_max */
         candidates_cut(&c, (struct sample_cut){.key = sample_key(p->min_p), .equals = c.count}, c.weights);
-    if (keeps_some(p, c.count))
-        candidates_cut(&c, sample_cut_find(c.values, NULL, c.count, p->top_k), c.values);
-    if (c.total == 0.0) c.total = weights_sum(&c);
+    if (keeps_some(p, c.count)) candidates_cut(&c, sample_cut_find(c.values, NULL, c.count, p->top_k), c.values);
+    c.total = weights_sum(&c);
     if (p->top_p < 1.0f)
         candidates_cut(&c, sample_cut_find(c.values, c.weights, c.count, (double)p->top_p * c.total), c.values);
     if (p->typical_p < 1.0f) typical_cut(&c, p->typical_p, work->largest, scale, work->area.copy);
+    return c;
+}
+
+/* top_p over the whole row, with no candidate moved: area.weights becomes the weights of the kept ids and zero elsewhere,
+ * area.blocks their sums; returns the sum of all. The lowest kept weight is enclosed by passes that take the mass above
+ * four thresholds at once, each making the bracket five times narrower; what is left in it is cut exactly. */
+static double nucleus_keep(struct sample_work *work, float scale) {
+    const struct sample_kernels *kernels = work->launch->kernels;
+    const struct sample_area *area = &work->area;
+    const double top_p = (double)work->row->params.top_p;
+    double total = kernels->exp_sums(work->x, work->vocab, work->largest, scale, area->weights, area->blocks);
+    double target = top_p * total, above = 0.0, from_lo = total; /* masses at hi and at lo */
+    /* Ids of probability below (1 - top_p) / vocab hold less than 1 - top_p together, so the rest reaches top_p. */
+    float lo = (float)((1.0 - top_p) * total / (double)work->vocab * (1.0 - SAMPLE_SLACK)), hi = 2.0f;
+    for (int pass = 0; pass < NUCLEUS_PASSES && from_lo - above > NUCLEUS_FEW * (double)lo; pass++) {
+        float thresholds[SAMPLE_THRESHOLDS];
+        double masses[SAMPLE_THRESHOLDS];
+        float step = powf(fminf(hi, 1.0f) / lo, 1.0f / (SAMPLE_THRESHOLDS + 1));
+        for (int j = 0; j < SAMPLE_THRESHOLDS; j++) thresholds[j] = (j ? thresholds[j - 1] : lo) * step;
+        kernels->masses(area->weights, work->vocab, thresholds, masses);
+        for (int j = 0; j < SAMPLE_THRESHOLDS && masses[j] >= target; j++) {
+            lo = thresholds[j];
+            from_lo = masses[j];
+        }
+        for (int j = SAMPLE_THRESHOLDS - 1; j >= 0 && masses[j] < target; j--) {
+            hi = thresholds[j];
+            above = masses[j];
+        }
+    }
+    int64_t count = kernels->collect_between(area->weights, work->vocab, lo, hi, area->ids, area->values);
+    struct sample_cut cut = sample_cut_find(area->values, area->values, count, target - above);
+    for (int64_t i = 0; i < count; i++)
+        if (!sample_cut_keeps(&cut, area->values[i])) area->weights[area->ids[i]] = 0.0f;
+    return kernels->keep_sums(area->weights, work->vocab, lo, area->blocks);
+}
+
+/* The kept ids of nucleus_keep as candidates. */
+static struct candidates nucleus_candidates(struct sample_work *work, double total) {
+    struct candidates c = {work->area.ids, work->area.values, work->area.weights, 0, total};
+    c.count = work->launch->kernels->collect_between(c.weights, work->vocab, FLT_MIN, INFINITY, c.ids, c.values);
+    for (int64_t i = 0; i < c.count; i++) { /* an id is never below its index */
+        c.weights[i] = c.values[i];
+        c.values[i] = work->x[c.ids[i]];
+    }
     return c;
 }
 
@@ -195,23 +236,43 @@ static int64_t weights_walk(const float *weights, int64_t count, double sum, dou
     return last;
 }
 
-/* A draw from the whole row: first the block of the target, then the id inside. */
-static int32_t draw_dense(struct sample_work *work, float scale, double uniform) {
-    const struct sample_kernels *kernels = work->launch->kernels;
-    const double *blocks = work->area.blocks;
-    double total = kernels->exp_sums(work->x, work->vocab, work->largest, scale, work->area.blocks);
-    double target = uniform * total, sum = 0.0, below = 0.0;
-    int64_t block = 0;
-    for (int64_t b = 0; b * SAMPLE_SUM_BLOCK < work->vocab; b++) {
+static int32_t candidates_draw(const struct candidates *c, double uniform) {
+    return c->ids[weights_walk(c->weights, c->count, 0.0, uniform * c->total)];
+}
+
+/* The same over the sums of blocks; *below becomes the sum before the block. */
+static int64_t blocks_walk(const double *blocks, int64_t count, double target, double *below) {
+    double sum = 0.0;
+    int64_t last = 0;
+    for (int64_t b = 0; b < count; b++) {
         if (blocks[b] <= 0.0) continue;
-        block = b;
-        below = sum;
+        last = b;
+        *below = sum;
         sum += blocks[b];
         if (sum > target) break;
     }
-    int64_t begin = block * SAMPLE_SUM_BLOCK, count = i64_min(SAMPLE_SUM_BLOCK, work->vocab - begin);
-    kernels->exps(work->x + begin, count, work->largest, scale, work->area.weights);
-    return (int32_t)(begin + weights_walk(work->area.weights, count, below, target));
+    return last;
+}
+
+/* A draw from the whole row or its nucleus: first the block of the target, then the id inside. */
+static int32_t dense_draw(struct sample_work *work, float scale, double uniform, bool nucleus) {
+    const struct sample_kernels *kernels = work->launch->kernels;
+    const struct sample_area *area = &work->area;
+    const struct sample_params *p = &work->row->params;
+    double below = 0.0;
+    double total = nucleus ? nucleus_keep(work, scale)
+                           : kernels->exp_sums(work->x, work->vocab, work->largest, scale, NULL, area->blocks);
+    if (nucleus && p->typical_p < 1.0f) {
+        struct candidates c = nucleus_candidates(work, total);
+        typical_cut(&c, p->typical_p, work->largest, scale, area->copy);
+        return candidates_draw(&c, uniform);
+    }
+    int64_t block_count = (work->vocab + SAMPLE_SUM_BLOCK - 1) / SAMPLE_SUM_BLOCK;
+    int64_t begin = SAMPLE_SUM_BLOCK * blocks_walk(area->blocks, block_count, uniform * total, &below);
+    int64_t count = i64_min(SAMPLE_SUM_BLOCK, work->vocab - begin);
+    float *weights = area->weights + begin;
+    if (!nucleus) kernels->exps(work->x + begin, count, work->largest, scale, weights);
+    return (int32_t)(begin + weights_walk(weights, count, below, uniform * total));
 }
 
 static int32_t draw(struct sample_work *work) {
@@ -219,10 +280,10 @@ static int32_t draw(struct sample_work *work) {
     /* Above 1e30 the distribution is flat; its inverse would leave the normal numbers. */
     float scale = 1.0f / fminf(p->temperature, 1e30f);
     double uniform = philox_uniform(p->seed, work->row->sample_index, work->row->position);
-    if (!keeps_some(p, work->vocab) && p->top_p >= 1.0f && p->min_p <= 0.0f && p->typical_p >= 1.0f)
-        return draw_dense(work, scale, uniform);
+    bool few = p->min_p > 0.0f || keeps_some(p, work->vocab);
+    if (!few && (p->top_p < 1.0f || p->typical_p >= 1.0f)) return dense_draw(work, scale, uniform, p->top_p < 1.0f);
     struct candidates c = candidates_filter(work, scale);
-    return c.ids[weights_walk(c.weights, c.count, 0.0, uniform * c.total)];
+    return candidates_draw(&c, uniform);
 }
 
 /* -1 when the row cannot be drawn from: NaN, plus infinity, or nothing finite. */
@@ -263,7 +324,7 @@ static void logprobs_fill(struct sample_work *work, const float *logits, struct 
     const struct sample_kernels *kernels = work->launch->kernels;
     float largest;
     int64_t group_count = kernels->scan(logits, work->vocab, work->area.groups, &largest);
-    double logsumexp = largest + log(kernels->exp_sums(logits, work->vocab, largest, 1.0f, work->area.blocks));
+    double logsumexp = largest + log(kernels->exp_sums(logits, work->vocab, largest, 1.0f, NULL, work->area.blocks));
     float value = logits[result->id];
     result->logprob = (float)((double)value - logsumexp);
     result->rank = 1 + (int32_t)kernels->count_above(logits, work->vocab, work->area.groups, value);

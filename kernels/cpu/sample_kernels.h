@@ -13,6 +13,8 @@
 
 #define SAMPLE_GROUP 64
 
+#define SAMPLE_THRESHOLDS 4 /* of one pass of masses */
+
 /* Values of a partial sum: short enough for f32, and what a draw walks through one by one. */
 #define SAMPLE_SUM_BLOCK 1024
 
@@ -31,8 +33,14 @@ struct sample_kernels {
                        float *values);
     /* out = exp((x - largest) * scale) */
     void (*exps)(const float *x, int64_t count, float largest, float scale, float *out);
-    /* The sums of exps over each SAMPLE_SUM_BLOCK values; the return value is their sum. */
-    double (*exp_sums)(const float *x, int64_t count, float largest, float scale, double *blocks);
+    /* The sums of exps over each SAMPLE_SUM_BLOCK values; the return value is their sum. With `out` the exps stay there. */
+    double (*exp_sums)(const float *x, int64_t count, float largest, float scale, float *out, double *blocks);
+    /* masses[j] = sum of the weights >= thresholds[j] */
+    void (*masses)(const float *weights, int64_t count, const float *thresholds, double *masses);
+    /* All indices with lo <= weight < hi in rising order, and their weights. Returns how many. */
+    int64_t (*collect_between)(const float *weights, int64_t count, float lo, float hi, int32_t *ids, float *values);
+    /* Makes weights below lo zero; then as exp_sums. */
+    double (*keep_sums)(float *weights, int64_t count, float lo, double *blocks);
 };
 
 extern const struct sample_kernels sample_kernels_portable, sample_kernels_avx2, sample_kernels_avx512;

@@ -95,20 +95,84 @@ static void exps(const float *x, int64_t count, float largest, float scale, floa
     if (i < count) vf_store_n(out + i, vf_exp(vf_mul(vf_sub(vf_load_n(x + i, count - i), m), s)), count - i);
 }
 
-static double exp_sums(const float *x, int64_t count, float largest, float scale, double *blocks) {
+static double exp_sums(const float *x, int64_t count, float largest, float scale, float *out, double *blocks) {
     vf m = vf_set1(largest), s = vf_set1(scale);
     double total = 0.0;
     for (int64_t at = 0; at < count; at += SAMPLE_SUM_BLOCK) {
         int64_t end = at + SAMPLE_SUM_BLOCK < count ? at + SAMPLE_SUM_BLOCK : count, i = at;
         vf sum[2] = {vf_zero(), vf_zero()};
-        for (; i + 2 * SIMD_LANES <= end; i += 2 * SIMD_LANES)
-            for (int j = 0; j < 2; j++)
-                sum[j] = vf_add(sum[j], vf_exp(vf_mul(vf_sub(vf_load(x + i + j * SIMD_LANES), m), s)));
-        for (; i < end; i += SIMD_LANES) sum[0] = vf_add(sum[0], vf_exp(vf_mul(vf_sub(load_row(x + i, end - i), m), s)));
+        for (; i + 2 * SIMD_LANES <= end; i += 2 * SIMD_LANES) {
+            for (int j = 0; j < 2; j++) {
+                vf e = vf_exp(vf_mul(vf_sub(vf_load(x + i + j * SIMD_LANES), m), s));
+                if (out) vf_store(out + i + j * SIMD_LANES, e);
+                sum[j] = vf_add(sum[j], e);
+            }
+        }
+        for (; i < end; i += SIMD_LANES) {
+            vf e = vf_exp(vf_mul(vf_sub(load_row(x + i, end - i), m), s));
+            if (out) vf_store_n(out + i, e, end - i < SIMD_LANES ? end - i : SIMD_LANES);
+            sum[0] = vf_add(sum[0], e);
+        }
         *blocks = vf_hsum(vf_add(sum[0], sum[1]));
         total += *blocks++;
     }
     return total;
 }
 
-const struct sample_kernels SIMD_NAME(sample_kernels) = {scan, find, count_above, collect, exps, exp_sums};
+static void masses(const float *weights, int64_t count, const float *thresholds, double *out) {
+    vf threshold[SAMPLE_THRESHOLDS];
+    for (int j = 0; j < SAMPLE_THRESHOLDS; j++) {
+        threshold[j] = vf_set1(thresholds[j]);
+        out[j] = 0.0;
+    }
+    for (int64_t at = 0; at < count; at += SAMPLE_SUM_BLOCK) {
+        int64_t end = at + SAMPLE_SUM_BLOCK < count ? at + SAMPLE_SUM_BLOCK : count;
+        vf sum[SAMPLE_THRESHOLDS] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+        for (int64_t i = at; i < end; i += SIMD_LANES) {
+            vf w = end - i >= SIMD_LANES ? vf_load(weights + i) : vf_load_n(weights + i, end - i);
+            for (int j = 0; j < SAMPLE_THRESHOLDS; j++) sum[j] = vf_add(sum[j], vf_zero_below(w, w, threshold[j]));
+        }
+        for (int j = 0; j < SAMPLE_THRESHOLDS; j++) out[j] += (double)vf_hsum(sum[j]);
+    }
+}
+
+static int64_t collect_between(const float *weights, int64_t count, float lo, float hi, int32_t *ids, float *values) {
+    vf least = vf_set1(lo), most = vf_set1(hi);
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i += SIMD_LANES) {
+        vf w = load_row(weights + i, count - i);
+        uint32_t bits = vf_bits_ge(w, least) & vf_bits_gt(most, w);
+        for (; bits; bits &= bits - 1) {
+            int64_t id = i + __builtin_ctz(bits);
+            ids[found] = (int32_t)id;
+            values[found++] = weights[id];
+        }
+    }
+    return found;
+}
+
+static double keep_sums(float *weights, int64_t count, float lo, double *blocks) {
+    vf least = vf_set1(lo);
+    double total = 0.0;
+    for (int64_t at = 0; at < count; at += SAMPLE_SUM_BLOCK) {
+        int64_t end = at + SAMPLE_SUM_BLOCK < count ? at + SAMPLE_SUM_BLOCK : count;
+        vf sum = vf_zero();
+        for (int64_t i = at; i < end; i += SIMD_LANES) {
+            int64_t n = end - i < SIMD_LANES ? end - i : SIMD_LANES;
+            vf w = n == SIMD_LANES ? vf_load(weights + i) : vf_load_n(weights + i, n);
+            w = vf_zero_below(w, w, least);
+            if (n == SIMD_LANES)
+                vf_store(weights + i, w);
+            else
+                vf_store_n(weights + i, w, n);
+            sum = vf_add(sum, w);
+        }
+        *blocks = vf_hsum(sum);
+        total += *blocks++;
+    }
+    return total;
+}
+
+const struct sample_kernels SIMD_NAME(sample_kernels) = {
+    scan, find, count_above, collect, exps, exp_sums, masses, collect_between, keep_sums,
+};
