@@ -90,7 +90,7 @@ static void *load_thread(void *argument) {
         load->text_seconds = (double)(text_ns - begin_ns) * 1e-9;
         load->failed_at = "model";
         engine_options_fill(serve, &options);
-        engine_open(&options, &load->engine, &load->err);
+        if (engine_open(&options, &load->engine, &load->err) == 0) load->err = (struct err){0};
         load->engine_seconds = (double)(clock_now_ns() - text_ns) * 1e-9;
     }
     atomic_store(&load->finished, true);
