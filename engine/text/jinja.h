@@ -19,7 +19,7 @@
 struct cJSON;
 struct jinja; /* opaque: a compiled template */
 
-#define JINJA_SOURCE_MAX ((size_t)1 << 20) /* bytes of a template */
+#define JINJA_SOURCE_MAX ((size_t)512 << 10) /* bytes of a template */
 
 /* Parses `source` (UTF-8, copied). ERR_INVALID with the line and what is wrong with it; ERR_UNSUPPORTED for include,
  * import, extends and block. Free with jinja_free. */
@@ -58,7 +58,7 @@ struct jinja_limits {
     size_t depth;        /* nested evaluation, macro calls included */
 };
 
-/* 2 M steps, 16 MiB of output, 64 MiB of memory, depth 250: under 100 ms on one core of a small machine. */
+/* 1.5 M steps, 16 MiB of output, 64 MiB of memory, depth 250: under 100 ms on one core of a small machine. */
 extern const struct jinja_limits jinja_limits_default;
 
 /* Byte ranges [start, end) of the output, ascending, neither empty nor touching. */
