@@ -6,6 +6,8 @@
 
 #include "kernels/cpu/cpu_ops.h"
 
+#define LOG2_E 1.44269504f
+
 /* One launch, the same for all workers. */
 struct attention_launch {
     const struct op_attention_args *args;
@@ -78,31 +80,41 @@ static void sums_clear(const struct attention_sums *sums, int32_t rows) {
 
 static void queries_load(struct attention_work *work) {
     const struct op_attention_args *args = work->launch->args;
-    const int32_t head_dim = args->kv.head_dim;
-    for (int32_t r = 0; r < work->rows; r++) {
-        int64_t token = work->tile->q_begin + r / work->heads, head = work->head_begin + r % work->heads;
-        const float *q = (const float *)args->q + token * args->q_stride + head * head_dim;
-        float *out = work->scratch.q + (int64_t)r * work->launch->stride;
-        for (int32_t d = 0; d < head_dim; d++) out[d] = q[d] * args->scale;
+    const int64_t head_dim = args->kv.head_dim;
+    const float scale = args->scale * LOG2_E;
+    float *restrict out = work->scratch.q;
+    for (int64_t i = 0; i < work->tile->q_count; i++) {
+        const float *q = (const float *)args->q + (work->tile->q_begin + i) * args->q_stride +
+                         work->head_begin * head_dim;
+        for (int32_t h = 0; h < work->heads; h++, q += head_dim, out += work->launch->stride)
+            for (int64_t d = 0; d < head_dim; d++) out[d] = q[d] * scale;
     }
 }
 
-/* The part of [begin, end) that each row sees, relative to begin. False when no row sees any. */
-static bool rows_see(struct attention_work *work, int32_t begin, int32_t end) {
+/* First position that the query at `position` sees. */
+static int32_t key_first(const struct attention_work *work, int32_t position) {
     const int32_t window = work->launch->plan->window;
-    bool any = false;
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+/* True when every row sees all of begin .. end - 1. */
+static bool rows_see_all(const struct attention_work *work, int32_t begin, int32_t end) {
+    const struct attention_tile *tile = work->tile;
+    return end <= tile->position + 1 && key_first(work, tile->position + tile->q_count - 1) <= begin;
+}
+
+/* The part of [begin, end) that each row sees, relative to begin. */
+static void rows_see(struct attention_work *work, int32_t begin, int32_t end) {
     for (int32_t i = 0; i < work->tile->q_count; i++) {
         int32_t position = work->tile->position + i;
-        int32_t first = window > 0 && position >= window ? position - window + 1 : 0;
+        int32_t first = key_first(work, position);
         int32_t lo = first > begin ? first - begin : 0;
         int32_t hi = (position + 1 < end ? position + 1 : end) - begin;
-        any |= lo < hi;
         for (int32_t h = 0; h < work->heads; h++) {
             work->lo[i * work->heads + h] = lo;
             work->hi[i * work->heads + h] = hi;
         }
     }
-    return any;
 }
 
 /* Positions begin .. end - 1 of K (0) or V (1), cut at the end of the page. */
@@ -149,14 +161,15 @@ static void block_add(struct attention_work *work, int32_t block, int32_t begin,
     const struct attention_kernels *kernels = launch->kernels;
     const int32_t head_dim = launch->args->kv.head_dim;
     float *scores = work->scratch.scores;
-    rows_see(work, block, block + ATTENTION_BLOCK);
+    const bool all = rows_see_all(work, begin, end);
+    if (!all) rows_see(work, block, block + ATTENTION_BLOCK);
     for (int32_t at = begin; at < end;) {
         struct attention_run run = next_run(work, at, end, 0);
         kernels->scores(work->scratch.q, launch->stride, work->rows, head_dim, &run, scores + (at - block));
         at += run.count;
     }
-    kernels->weights(scores, work->rows, head_dim, begin - block, end - block, work->lo, work->hi,
-                     launch->args->soft_cap, &work->scratch.split);
+    kernels->weights(scores, work->rows, head_dim, begin - block, end - block, all ? NULL : work->lo,
+                     all ? NULL : work->hi, launch->args->soft_cap * LOG2_E, &work->scratch.split);
     for (int32_t at = begin; at < end;) {
         struct attention_run run = next_run(work, at, end, 1);
         kernels->values(scores + (at - block), work->rows, head_dim, &run, &work->scratch.split);
@@ -167,9 +180,8 @@ static void block_add(struct attention_work *work, int32_t block, int32_t begin,
 /* Fills scratch.split with one split: nothing else of the context enters it. */
 static void split_add(struct attention_work *work, int32_t split) {
     const struct attention_tile *tile = work->tile;
-    const int32_t window = work->launch->plan->window;
     int32_t begin = split * ATTENTION_SPLIT, end = begin + ATTENTION_SPLIT;
-    int32_t first = window > 0 && tile->position >= window ? tile->position - window + 1 : 0;
+    int32_t first = key_first(work, tile->position);
     if (begin < first) begin = first; /* pages before the window may be gone */
     if (end > tile->position + tile->q_count) end = tile->position + tile->q_count;
     sums_clear(&work->scratch.split, work->rows);
@@ -181,37 +193,38 @@ static void split_add(struct attention_work *work, int32_t split) {
     }
 }
 
-/* total += one split of one row: exp(a - max(a, b)) and exp(b - max(a, b)) bring both to the same scale. The splits of a
- * row are folded in rising order, whoever computed them. */
-static void fold(const struct attention_sums *total, int32_t r, float largest, float sum, const float *values,
-                 int32_t head_dim) {
+/* total += one split of one row: 2^(a - max(a, b)) and 2^(b - max(a, b)) bring both to the same scale. The splits of a row
+ * are folded in rising order, whoever computed them. */
+static void fold(const struct attention_work *work, int32_t r, float largest, float sum, const float *values) {
+    const struct attention_sums *total = &work->scratch.total;
     float before = total->largest[r], most = before > largest ? before : largest;
-    float a = expf(before - most), b = expf(largest - most);
-    float *out = total->values + r * total->values_stride;
-    for (int32_t d = 0; d < head_dim; d++) out[d] = out[d] * a + values[d] * b;
+    float a = exp2f(before - most), b = exp2f(largest - most);
+    work->launch->kernels->fold(total->values + r * total->values_stride, a, values, b,
+                                work->launch->args->kv.head_dim);
     total->sum[r] = total->sum[r] * a + sum * b;
     total->largest[r] = most;
 }
 
-/* out = values / sum. A sink takes part in the sum only. The last addition turns -0 into 0: a key of weight 0 that only
- * some batches look at may have done so already. */
-static void rows_finish(const struct attention_work *work) {
+/* out = values / sum. A sink takes part in the sum only. */
+static void row_finish(const struct attention_work *work, int32_t r, int64_t token, int64_t head) {
     const struct op_attention_args *args = work->launch->args;
     const struct attention_sums *total = &work->scratch.total;
     const int32_t head_dim = args->kv.head_dim;
-    for (int32_t r = 0; r < work->rows; r++) {
-        int64_t token = work->tile->q_begin + r / work->heads, head = work->head_begin + r % work->heads;
-        float factor = 1.0f, sum = total->sum[r];
-        if (args->sinks) {
-            float sink = args->sinks[head], most = total->largest[r] > sink ? total->largest[r] : sink;
-            factor = expf(total->largest[r] - most);
-            sum = sum * factor + expf(sink - most);
-        }
-        factor /= sum;
-        const float *values = total->values + r * total->values_stride;
-        float *out = (float *)args->out + token * args->out_stride + head * head_dim;
-        for (int32_t d = 0; d < head_dim; d++) out[d] = values[d] * factor + 0.0f;
+    float factor = 1.0f, sum = total->sum[r];
+    if (args->sinks) {
+        float sink = args->sinks[head] * LOG2_E, most = total->largest[r] > sink ? total->largest[r] : sink;
+        factor = exp2f(total->largest[r] - most);
+        sum = sum * factor + exp2f(sink - most);
     }
+    work->launch->kernels->finish(total->values + r * total->values_stride, factor / sum,
+                                  (float *)args->out + token * args->out_stride + head * head_dim, head_dim);
+}
+
+static void rows_finish(const struct attention_work *work) {
+    int32_t r = 0;
+    for (int32_t i = 0; i < work->tile->q_count; i++)
+        for (int32_t h = 0; h < work->heads; h++, r++)
+            row_finish(work, r, work->tile->q_begin + i, work->head_begin + h);
 }
 
 /* Where row r's result for a split lies in the workspace, in rows. */
@@ -236,17 +249,15 @@ static void split_store(const struct attention_work *work, int32_t split) {
 static void split_fold(struct attention_work *work, int32_t split, bool stored) {
     const struct attention_launch *launch = work->launch;
     const struct attention_sums *from = &work->scratch.split;
-    const int32_t head_dim = launch->args->kv.head_dim;
+    const size_t head_dim = (size_t)launch->args->kv.head_dim;
     rows_see(work, split * ATTENTION_SPLIT, (split + 1) * ATTENTION_SPLIT);
     for (int32_t r = 0; r < work->rows; r++) {
         if (work->lo[r] >= work->hi[r]) continue;
         if (stored) {
             size_t row = pair_row(work, r, split);
-            fold(&work->scratch.total, r, launch->stats[2 * row], launch->stats[2 * row + 1],
-                 launch->sums + row * (size_t)head_dim, head_dim);
+            fold(work, r, launch->stats[2 * row], launch->stats[2 * row + 1], launch->sums + row * head_dim);
         } else {
-            fold(&work->scratch.total, r, from->largest[r], from->sum[r], from->values + r * from->values_stride,
-                 head_dim);
+            fold(work, r, from->largest[r], from->sum[r], from->values + r * from->values_stride);
         }
     }
 }

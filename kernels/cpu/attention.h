@@ -25,8 +25,8 @@ struct attention_run {
     bool f16;
 };
 
-/* What a row has seen so far of its split: the largest score, the sum of exp(score - largest), and the sum of values
- * weighted alike. */
+/* What a row has seen so far of its split: the largest score, the sum of 2^(score - largest), and the sum of values
+ * weighted alike. Scores are in units of log 2: queries come multiplied by 1 / ln 2, which saves exp a step. */
 struct attention_sums {
     float *largest, *sum; /* [rows] */
     float *values;        /* [rows, values_stride] f32 */
@@ -38,14 +38,19 @@ struct attention_kernels {
     /* scores[r * ATTENTION_SCORE_STRIDE + i] = q_r . k_i. q is [rows, q_stride] f32, 64-byte aligned. */
     void (*scores)(const float *q, int64_t q_stride, int32_t rows, int32_t head_dim, const struct attention_run *keys,
                    float *scores);
-    /* Turns scores into weights exp(score - largest) in place, for keys key_begin .. key_end - 1 of the block; row r sees
-     * lo[r] <= key < hi[r] of them, the others get weight 0. Brings sums->largest and ->sum up to date and rescales
-     * ->values. soft_cap 0: none. */
+    /* Turns scores into weights 2^(score - largest) in place, for keys key_begin .. key_end - 1 of the block; row r sees
+     * lo[r] <= key < hi[r] of them, the others get weight 0; with lo NULL every row sees all. Brings sums->largest and
+     * ->sum up to date and rescales ->values. soft_cap 0: none. */
     void (*weights)(float *scores, int32_t rows, int32_t head_dim, int32_t key_begin, int32_t key_end,
                     const int32_t *lo, const int32_t *hi, float soft_cap, const struct attention_sums *sums);
     /* values[r] += weights[r][i] * v_i over the run's values in rising order. */
     void (*values)(const float *weights, int32_t rows, int32_t head_dim, const struct attention_run *run,
                    const struct attention_sums *sums);
+    /* total = total * a + values * b, [count] */
+    void (*fold)(float *total, float a, const float *values, float b, int32_t count);
+    /* out = values * factor + 0. The addition turns -0 into 0: a key of weight 0 that only some batches look at may have
+     * done so already. */
+    void (*finish)(const float *values, float factor, float *out, int32_t count);
     /* out [count, out_stride] f32 = the run of f16 values. */
     void (*widen)(const struct attention_run *run, int32_t head_dim, float *out, int64_t out_stride);
 };

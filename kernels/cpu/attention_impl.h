@@ -96,10 +96,17 @@ static float row_largest(float *s, int32_t begin, int32_t end, int32_t lo, int32
     return vf_hmax(largest);
 }
 
+/* The same where the row sees all and no score changes. */
+static float row_largest_plain(const float *s, int32_t begin, int32_t end) {
+    vf largest = vf_load(s + begin);
+    for (int32_t i = begin + SIMD_LANES; i < end; i += SIMD_LANES) largest = vf_max(largest, vf_load(s + i));
+    return vf_hmax(largest);
+}
+
 static float row_exp(float *s, int32_t begin, int32_t end, float largest) {
     vf sum = vf_zero(), m = vf_set1(largest);
     for (int32_t i = begin; i < end; i += SIMD_LANES) {
-        vf e = vf_exp(vf_sub(vf_load(s + i), m));
+        vf e = vf_exp2_below(vf_sub(vf_load(s + i), m));
         vf_store(s + i, e);
         sum = vf_add(sum, e);
     }
@@ -110,17 +117,20 @@ static void weights(float *s, int32_t rows, int32_t head_dim, int32_t key_begin,
                     const int32_t *hi, float soft_cap, const struct attention_sums *sums) {
     int32_t begin = key_begin - key_begin % SIMD_LANES;
     int32_t end = (key_end + SIMD_LANES - 1) / SIMD_LANES * SIMD_LANES;
+    const bool plain = !lo && soft_cap <= 0.0f && begin == key_begin && end == key_end;
     for (int32_t r = 0; r < rows; r++, s += ATTENTION_SCORE_STRIDE) {
-        if (lo[r] >= hi[r]) {
+        int32_t from = lo ? lo[r] : key_begin, to = hi ? hi[r] : key_end;
+        if (from >= to) {
             for (int32_t i = begin; i < end; i += SIMD_LANES) vf_store(s + i, vf_zero());
             continue;
         }
-        float before = sums->largest[r], here = row_largest(s, begin, end, lo[r], hi[r], soft_cap);
+        float before = sums->largest[r];
+        float here = plain ? row_largest_plain(s, begin, end) : row_largest(s, begin, end, from, to, soft_cap);
         float largest = before > here ? before : here;
         float sum = row_exp(s, begin, end, largest);
         if (largest != before) { /* else the factor is exactly 1 */
             float factor[SIMD_LANES];
-            vf_store(factor, vf_exp(vf_set1(before - largest)));
+            vf_store(factor, vf_exp2_below(vf_set1(before - largest)));
             sum += sums->sum[r] * factor[0];
             row_rescale(sums->values + r * sums->values_stride, head_dim, factor[0]);
         } else {
@@ -202,6 +212,23 @@ static void values(const float *w, int32_t rows, int32_t head_dim, const struct 
         values_any(w, rows, head_dim, run, false, sums);
 }
 
+static void fold(float *total, float a, const float *x, float b, int32_t count) {
+    vf fa = vf_set1(a), fb = vf_set1(b);
+    int32_t d = 0;
+    for (; d + SIMD_LANES <= count; d += SIMD_LANES)
+        vf_store(total + d, vf_fma(vf_load(total + d), fa, vf_mul(vf_load(x + d), fb)));
+    if (d < count)
+        vf_store_n(total + d, vf_fma(vf_load_n(total + d, count - d), fa, vf_mul(vf_load_n(x + d, count - d), fb)),
+                   count - d);
+}
+
+static void finish(const float *x, float factor, float *out, int32_t count) {
+    vf f = vf_set1(factor);
+    int32_t d = 0;
+    for (; d + SIMD_LANES <= count; d += SIMD_LANES) vf_store(out + d, vf_fma(vf_load(x + d), f, vf_zero()));
+    if (d < count) vf_store_n(out + d, vf_fma(vf_load_n(x + d, count - d), f, vf_zero()), count - d);
+}
+
 static void widen(const struct attention_run *run, int32_t head_dim, float *out, int64_t out_stride) {
     for (int32_t i = 0; i < run->count; i++) {
         const uint16_t *row = run_row(run, i, true);
@@ -212,4 +239,6 @@ static void widen(const struct attention_run *run, int32_t head_dim, float *out,
     }
 }
 
-const struct attention_kernels SIMD_NAME(attention_kernels) = {SIMD_ROWS_MAX, scores, weights, values, widen};
+const struct attention_kernels SIMD_NAME(attention_kernels) = {
+    SIMD_ROWS_MAX, scores, weights, values, fold, finish, widen,
+};

@@ -50,8 +50,9 @@ static inline __m256 halves_add(vf a) {
     return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
 }
 static inline __m128 hsum4_of_512(vf a, vf b, vf c, vf d) {
-    __m256 ab = _mm256_hadd_ps(halves_add(a), halves_add(b)), cd = _mm256_hadd_ps(halves_add(c), halves_add(d));
-    __m256 all = _mm256_hadd_ps(ab, cd);
+    __m512 ac = _mm512_add_ps(_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c));
+    __m512 bd = _mm512_add_ps(_mm512_unpacklo_ps(b, d), _mm512_unpackhi_ps(b, d));
+    __m256 all = halves_add(_mm512_add_ps(_mm512_unpacklo_ps(ac, bd), _mm512_unpackhi_ps(ac, bd)));
     return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) { _mm_storeu_ps(out, hsum4_of_512(a, b, c, d)); }
