@@ -391,6 +391,35 @@ static void test_gguf_config(void **state) {
     buf_deinit(&b);
 }
 
+/* Whole files of the fuzzer's corpus, through the door that a user comes by. */
+static void test_corpus(void **state) {
+    static const struct {
+        const char *file, *says;
+        int code;
+    } files[] = {
+        {"good", "", 0},
+        {"good-v2", "", 0},
+        {"yarn", "", 0},
+        {"blocks-zero", "layers must be from 1", ERR_INVALID},
+        {"heads-zero", "attention heads must be from 1", ERR_INVALID},
+        {"heads-negative", "not -1", ERR_INVALID},
+        {"eps-nan", "layer_norm_rms_epsilon", ERR_INVALID},
+        {"experts", "experts: key llama.expert_count", ERR_UNSUPPORTED},
+        {"empty", "general.architecture is missing", ERR_INVALID},
+        {"four-bytes", "four-bytes: the file ends", ERR_INVALID},
+        {"k-quant", "k-quant: t: tensors of type Q4_K", ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[128];
+        struct model_files *opened = NULL;
+        struct err err = {0};
+        snprintf(path, sizeof path, "tests/fuzz/corpus/gguf/%s", files[i].file);
+        int rc = model_files_open(path, &opened, &err);
+        if (rc != files[i].code || !strstr(err.text, files[i].says)) fail_msg("%s: got %d \"%s\"", path, rc, err.text);
+        model_files_close(opened);
+    }
+}
+
 static void test_no_such_file(void **state) {
     struct model_files *files = NULL;
     struct err err = {0};
@@ -405,7 +434,7 @@ int main(void) {
         cmocka_unit_test(test_rope_table),     cmocka_unit_test(test_folder),
         cmocka_unit_test(test_folder_refused), cmocka_unit_test(test_shards),
         cmocka_unit_test(test_default_model),  cmocka_unit_test(test_gguf_config),
-        cmocka_unit_test(test_no_such_file),
+        cmocka_unit_test(test_corpus),         cmocka_unit_test(test_no_such_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
