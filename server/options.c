@@ -315,7 +315,7 @@ void options_deinit(struct options *options) {
 }
 
 static void help_row(struct buf *out, const struct option_row *row) {
-    char left[96], choices[96] = "", name[NAME_BYTES];
+    char left[256], choices[96] = "", name[NAME_BYTES];
     for (int32_t i = 0; i < 6 && row->choices[i]; i++) {
         size_t used = strlen(choices);
         snprintf(choices + used, sizeof choices - used, "%s%s", i ? "|" : "", row->choices[i]);
