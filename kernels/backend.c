@@ -40,7 +40,7 @@ int backend_alloc(struct backend *backend, enum memory_kind kind, size_t bytes, 
     CHECK((unsigned)kind < MEMORY_KIND_COUNT);
     void *p = NULL;
     size_t total = backend->info.memory_total_bytes;
-    if (!total || bytes <= total) p = mem_map(bytes ? bytes : 1);
+    if (!total || bytes <= total) p = cpu_alloc(backend, kind, bytes);
     if (!p)
         return err_set(err, ERR_NOMEM, "no memory for %zu bytes of %s: the machine has %zu bytes, %zu of them free",
                        bytes, memory_kind_name(kind), total, mem_available_bytes());
@@ -53,7 +53,7 @@ void backend_free(struct backend *backend, enum memory_kind kind, void *p, size_
     if (!p) return;
     CHECK(backend->allocated_bytes[kind] >= bytes);
     backend->allocated_bytes[kind] -= bytes;
-    mem_unmap(p, bytes ? bytes : 1);
+    cpu_free(backend, kind, p, bytes);
 }
 
 size_t backend_allocated_bytes(const struct backend *backend, enum memory_kind kind) {

@@ -51,8 +51,20 @@ void cpu_close(struct backend *backend) {
     if (!cpu) return;
     team_close(cpu->team);
     backend_free(backend, MEMORY_WORKSPACE, cpu->scratch, cpu->scratch_bytes);
+    chunks_deinit(&cpu->weights);
     mem_free(cpu);
     backend->cpu = NULL;
+}
+
+void *cpu_alloc(struct backend *backend, enum memory_kind kind, size_t bytes) {
+    return kind == MEMORY_WEIGHTS ? chunks_alloc(&backend->cpu->weights, bytes) : mem_map(bytes ? bytes : 1);
+}
+
+void cpu_free(struct backend *backend, enum memory_kind kind, void *p, size_t bytes) {
+    if (kind == MEMORY_WEIGHTS)
+        chunks_free(&backend->cpu->weights, p);
+    else
+        mem_unmap(p, bytes ? bytes : 1);
 }
 
 void *cpu_scratch(struct backend *backend, size_t bytes) {
