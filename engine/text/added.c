@@ -68,7 +68,8 @@ static bool touches_untrusted(struct added_search *search, size_t start, size_t 
     return search->span_at < search->untrusted_count && search->untrusted[search->span_at].start < end;
 }
 
-/* The longest token at `at` that may stand there; *longest is the length of the longest of all, allowed or not. */
+/* The longest token at `at` that touches nothing untrusted where it may not. *longest is the length of the longest of all:
+ * when special tokens are not parsed and that is one, nothing stands here. */
 static const struct added_token *longest_at(struct added_search *search, size_t at, size_t *longest) {
     const struct added_set *set = search->set;
     unsigned char byte = (unsigned char)search->text[at];
@@ -79,8 +80,9 @@ static const struct added_token *longest_at(struct added_search *search, size_t 
         const struct added_token *token = &set->tokens[low]; /* the shortest of the range comes first */
         if (token->bytes == depth) {
             *longest = depth;
-            bool denied = token->special && (!search->parse_special || touches_untrusted(search, at, at + depth));
-            if (!denied) best = token;
+            if (!token->special) best = token;
+            else if (!search->parse_special) best = NULL;
+            else if (!touches_untrusted(search, at, at + depth)) best = token;
         }
         if (at + depth == search->bytes) break;
         narrow(set, depth, (unsigned char)search->text[at + depth], &low, &high);

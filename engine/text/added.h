@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "engine/base/buf.h"
+#include "engine/text/jinja.h"
 
 #define ADDED_TOKEN_BYTES_MAX 1024
 
@@ -34,17 +35,13 @@ void added_deinit(struct added_set *set);
 void added_add(struct added_set *set, struct added_token token, const char *text, size_t bytes);
 void added_sort(struct added_set *set);
 
-/* Byte ranges [start, end), ascending, in which no special token may be found: what users wrote. */
-struct added_span {
-    size_t start, end;
-};
-
 struct added_search {
     const struct added_set *set;
     const char *text; /* [bytes] */
     size_t bytes;
     bool parse_special;
-    const struct added_span *untrusted; /* [untrusted_count] or NULL */
+    /* [untrusted_count] or NULL: byte ranges, ascending, that no special token may touch: what users wrote */
+    const struct jinja_span *untrusted;
     size_t untrusted_count;
     size_t at;      /* the search goes on here */
     size_t span_at; /* the first untrusted span that ends beyond `at` */

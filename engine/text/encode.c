@@ -92,7 +92,7 @@ static int encode_raw(struct encoder *encoder, struct added_search *search) {
 }
 
 int text_encode_spans(const struct text *text, const char *utf8, size_t bytes, unsigned flags,
-                      const struct added_span *untrusted, size_t untrusted_count, struct id_sink *sink,
+                      const struct jinja_span *untrusted, size_t untrusted_count, struct id_sink *sink,
                       struct err *err) {
     size_t valid = utf8_valid_bytes(utf8, bytes);
     if (valid < bytes) return err_set(err, ERR_INVALID, "the text is not valid UTF-8 at byte %zu", valid);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "engine/base/buf.h"
 #include "engine/base/check.h"
 #include "engine/text/scan.h"
 
@@ -39,6 +40,24 @@ int pretok_add(struct pretok *pretok, enum pretok_kind kind, struct err *err) {
     return 0;
 }
 
+/* The pattern with \s and \S spelled out: PCRE2 counts U+180E as white space, which Unicode does not since version 6.3. */
+static void spell_spaces(const char *pattern, size_t bytes, struct buf *out) {
+    bool in_class = false;
+    for (size_t i = 0; i < bytes; i++) {
+        char c = pattern[i], next = i + 1 < bytes ? pattern[i + 1] : '\0';
+        if (c != '\\') {
+            if (c == '[') in_class = true;
+            if (c == ']') in_class = false;
+            buf_append_char(out, c);
+            continue;
+        }
+        i++;
+        if (next == 's') buf_append_str(out, in_class ? "\\t-\\r\\x{85}\\p{Z}" : "[\\t-\\r\\x{85}\\p{Z}]");
+        else if (next == 'S') buf_append_str(out, in_class ? "\\S\\x{180e}" : "[^\\t-\\r\\x{85}\\p{Z}]");
+        else buf_append(out, pattern + i - 1, i < bytes ? 2 : 1);
+    }
+}
+
 int pretok_add_pattern(struct pretok *pretok, const char *pattern, size_t bytes, bool matches_only, struct err *err) {
     for (size_t i = 0; i < sizeof known_patterns / sizeof known_patterns[0]; i++) {
         const struct known_pattern *known = &known_patterns[i];
@@ -52,7 +71,11 @@ int pretok_add_pattern(struct pretok *pretok, const char *pattern, size_t bytes,
     int number;
     PCRE2_SIZE offset;
     stage->matches_only = matches_only;
-    stage->code = pcre2_compile((PCRE2_SPTR)pattern, bytes, PCRE2_UTF | PCRE2_UCP, &number, &offset, NULL);
+    struct buf spelled = {0};
+    spell_spaces(pattern, bytes, &spelled);
+    stage->code = pcre2_compile((PCRE2_SPTR)(spelled.data ? spelled.data : ""), spelled.bytes, PCRE2_UTF | PCRE2_UCP,
+                                &number, &offset, NULL);
+    buf_deinit(&spelled);
     if (stage->code == NULL) {
         PCRE2_UCHAR said[128];
         pcre2_get_error_message(number, said, sizeof said);

@@ -29,16 +29,19 @@ static void info_finish(struct text *text) {
 static int load(struct text *text, const char *path, struct err *err) {
     struct stat stat_buf;
     if (stat(path, &stat_buf) != 0) return err_set(err, ERR_NOT_FOUND, "no such file or folder");
-    if (S_ISDIR(stat_buf.st_mode)) return err_set(err, ERR_UNSUPPORTED, "folders are not read yet");
-    return text_load_gguf(text, path, err);
+    return S_ISDIR(stat_buf.st_mode) ? text_load_folder(text, path, err) : text_load_gguf(text, path, err);
 }
 
-int text_open(const char *model_path, const struct text_options *options, struct text **out, struct err *err) {
+static struct text *text_new(void) {
     struct text *text = mem_zalloc(1, sizeof *text);
     text->info.bos_id = -1;
     text->info.defaults = (struct generation_defaults){
         .temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1};
-    int code = load(text, model_path, err);
+    return text;
+}
+
+/* Hands a filled text out, or frees it. */
+static int text_done(struct text *text, int code, struct text **out) {
     if (code != 0) {
         text_close(text);
         return code;
@@ -48,9 +51,29 @@ int text_open(const char *model_path, const struct text_options *options, struct
     return 0;
 }
 
+int text_open(const char *model_path, const struct text_options *options, struct text **out, struct err *err) {
+    struct text *text = text_new();
+    const char *source = options != NULL ? options->chat_template : NULL;
+    int code = load(text, model_path, err);
+    if (code == 0 && source != NULL) {
+        chat_set_template(text, source, strlen(source));
+        if (text->jinja == NULL) { /* asked for by a flag, so it must work */
+            if (err != NULL) *err = text->template_err;
+            code = text->template_err.code;
+        }
+    }
+    return text_done(text, code, out);
+}
+
+int text_open_json(const char *data, size_t bytes, struct text **out, struct err *err) {
+    struct text *text = text_new();
+    return text_done(text, text_load_json(text, data, bytes, err), out);
+}
+
 void text_close(struct text *text) {
     if (text == NULL) return;
     for (int i = 0; i < NAMED_TOKENS; i++) mem_free(text->named[i]);
+    jinja_free(text->jinja);
     added_deinit(&text->raw);
     added_deinit(&text->normalized);
     pretok_deinit(&text->pretok);

@@ -68,6 +68,7 @@ static int load_tokens(struct text *text, const struct gguf *gguf, struct err *e
     added_init(&text->raw);
     for (uint64_t i = 0; code == 0 && gguf_next_str(&tokens, &token, &bytes); i++)
         code = add_token(text, token, bytes, token_type(&types, i), err);
+    vocab_index_added(&text->vocab);
     return code;
 }
 
@@ -139,6 +140,15 @@ static int load_named(struct text *text, const struct gguf *gguf, struct err *er
     return 0;
 }
 
+static int load_template(struct text *text, const struct gguf *gguf, struct err *err) {
+    const char *source;
+    size_t bytes;
+    if (!gguf_has(gguf, "tokenizer.chat_template")) return 0;
+    int code = gguf_read_str(gguf, "tokenizer.chat_template", &source, &bytes, err);
+    if (code == 0) chat_set_template(text, source, bytes);
+    return code;
+}
+
 int text_load_gguf(struct text *text, const char *path, struct err *err) {
     struct gguf *gguf = NULL;
     int code = gguf_open(path, &gguf, err);
@@ -147,6 +157,7 @@ int text_load_gguf(struct text *text, const char *path, struct err *err) {
     if (code == 0) code = load_tokens(text, gguf, err);
     if (code == 0) code = load_merges(text, gguf, err);
     if (code == 0) code = load_named(text, gguf, err);
+    if (code == 0) code = load_template(text, gguf, err);
     gguf_close(gguf);
     return code == 0 ? 0 : err_prefix(err, "%s", file_base_name(path));
 }

@@ -32,6 +32,11 @@ struct text {
 int text_load_gguf(struct text *text, const char *path, struct err *err);
 int text_load_folder(struct text *text, const char *path, struct err *err);
 
+int text_load_json(struct text *text, const char *data, size_t bytes, struct err *err);
+
+/* A whole model of text out of a tokenizer.json in memory (fuzzing, tests). */
+int text_open_json(const char *data, size_t bytes, struct text **out, struct err *err);
+
 /* Takes this template in place of any before. One that does not compile leaves the model usable for completions. */
 void chat_set_template(struct text *text, const char *source, size_t bytes);
 
@@ -40,6 +45,6 @@ void text_add_eos(struct text *text, int64_t id);
 
 /* Encodes as text_encode; no special token is found that touches one of the `untrusted` spans of bytes. */
 int text_encode_spans(const struct text *text, const char *utf8, size_t bytes, unsigned flags,
-                      const struct added_span *untrusted, size_t untrusted_count, struct id_sink *sink, struct err *err);
+                      const struct jinja_span *untrusted, size_t untrusted_count, struct id_sink *sink, struct err *err);
 
 #endif

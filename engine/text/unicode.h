@@ -12,7 +12,7 @@ enum unicode_class {
     UNICODE_MARK = 8,    /* category M */
     UNICODE_UPPER = 16,  /* categories Lu and Lt */
     UNICODE_LOWER = 32,  /* category Ll */
-    UNICODE_WORD = 64,   /* \w: letters, marks, decimal digits, connectors */
+    UNICODE_WORD = 64,   /* \w: alphabetic, marks, decimal digits, connectors, joiners */
     UNICODE_DIGIT = 128, /* category N in the newer version that the Digits splitter follows */
 };
 

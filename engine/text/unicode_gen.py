@@ -9,21 +9,26 @@ Unicode (its regular expressions 16, its Digits splitter 17) and ids must equal 
 
 import pathlib
 
-from tokenizers import Regex
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Digits, Split
 
 BLOCK = 128
 SCALARS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
-CLASSES = [  # name, pattern; the bit is the position
+CLASSES = [  # name, and a pattern or which other engine to ask; the bit is the position
     ("LETTER", r"\p{L}"), ("NUMBER", r"\p{N}"), ("SPACE", r"\s"), ("MARK", r"\p{M}"),
-    ("UPPER", r"[\p{Lu}\p{Lt}]"), ("LOWER", r"\p{Ll}"), ("WORD", r"\w"), ("DIGIT", None),
+    ("UPPER", r"[\p{Lu}\p{Lt}]"), ("LOWER", r"\p{Ll}"), ("WORD", "word"), ("DIGIT", "digit"),
 ]
 
 
 def members(pattern):
     """Scalars that the pattern matches."""
     found = set()
-    if pattern is None:
+    if pattern == "word":  # what keeps an added token with single_word from matching beside it
+        model = Tokenizer(BPE())
+        model.add_tokens([AddedToken("Q", single_word=True)])
+        return {c for c in SCALARS if c != ord("Q") and not model.encode(chr(c) + "Q").ids} | {ord("Q")}
+    if pattern == "digit":
         digits = Digits(individual_digits=True)
         return {c for c in SCALARS if len(digits.pre_tokenize_str("a" + chr(c) + "b")) == 3}
     split = Split(Regex(pattern), behavior="removed", invert=True)

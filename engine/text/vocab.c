@@ -96,6 +96,11 @@ void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, u
     finish(vocab, flags, by_bytes && (flags & (VOCAB_ADDED | VOCAB_HOLE)) == 0);
 }
 
+void vocab_index_added(struct vocab *vocab) {
+    for (int32_t id = 0; id < vocab->count; id++)
+        if ((vocab->flags[id] & (VOCAB_ADDED | VOCAB_SPECIAL)) == VOCAB_ADDED) insert(vocab, id);
+}
+
 /* GPT-2's table: 33-126, 161-172 and 174-255 stand for themselves; the other 68 bytes are U+0100 upwards in order, so the
  * letters U+0100-U+0120 are the bytes 0-32, U+0121-U+0142 are 127-160, U+0143 is 173. */
 static int letter_to_byte(uint32_t letter) {

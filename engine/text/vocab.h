@@ -29,7 +29,7 @@ struct vocab {
     uint8_t *flags;            /* [count] of enum vocab_flags */
     int32_t count, capacity;
     int32_t token_bytes_max;
-    struct vocab_slot *slots;  /* [mask + 1] tokens that are not VOCAB_ADDED, by their bytes */
+    struct vocab_slot *slots;  /* [mask + 1] tokens that are not special, by their bytes */
     uint32_t mask;
 };
 
@@ -41,6 +41,9 @@ void vocab_add(struct vocab *vocab, const char *bytes, size_t count, uint8_t fla
 
 /* The same for a token written in GPT-2's letters for bytes. A token with any other character stands for its own UTF-8. */
 void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, uint8_t flags);
+
+/* Lets vocab_find find added tokens too, the special ones never, where no other token has the same bytes. */
+void vocab_index_added(struct vocab *vocab);
 
 /* Byte-level letters to bytes, appended to `out`. False, with `out` as it was, when a character is no such letter. */
 bool vocab_letters_to_bytes(const char *letters, size_t bytes, struct buf *out);
