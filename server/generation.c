@@ -126,6 +126,18 @@ static void prompt_finished(struct generation *g, int32_t prompt) {
     metrics_request_finished(g->app->metrics, &m);
 }
 
+/* For the request's log line. */
+static void tokens_note(struct generation *g) {
+    size_t prompt = 0;
+    int64_t output = 0;
+    char text[80];
+    if (!g->submitted) return;
+    for (int32_t i = 0; i < g->ask.prompt_count; i++) prompt += (size_t)g->ask.prompts[i].count;
+    for (int64_t i = 0; i < g->ask.prompt_count * g->ask.n; i++) output += g->answer.samples[i].output_tokens;
+    snprintf(text, sizeof text, "prompt_tokens=%zu output_tokens=%lld", prompt, (long long)output);
+    http_set_note(g->exchange, text);
+}
+
 /* Takes the ids of the first `prompts` prompts out of the table; those that run are cancelled. */
 static void ids_release(struct generation *g, int32_t prompts) {
     for (int32_t i = 0; i < prompts; i++) {
@@ -154,6 +166,7 @@ static void generation_free(struct generation *g) {
  * busy frees. */
 static void on_gone(void *user) {
     struct generation *g = user;
+    tokens_note(g);
     g->exchange = NULL;
     g->gone = true;
     if (!g->busy) generation_free(g);
@@ -240,6 +253,7 @@ static void generation_finish(struct generation *g) {
         return;
     }
     buf_clear(out);
+    tokens_note(g);
     http_set_user(exchange, NULL, NULL);
     if (g->ask.stream) {
         g->ask.dialect->end(&g->answer, out);
