@@ -74,7 +74,7 @@ INLINE __m512i word(const struct act_block *x, int v) {
 /* Bias, then what y held, then the store; lanes beyond the segment's last row are masked away. */
 static __attribute__((noinline)) void row_store(const struct linear_job *job, int64_t row, int64_t first, __m512 acc) {
     int64_t lanes = job->segment->rows - first;
-    __mmask16 mask = lanes >= LANES ? (__mmask16)0xffff : (__mmask16)((1u << lanes) - 1);
+    __mmask16 mask = (__mmask16)(lanes >= LANES ? 0xffffu : (1u << lanes) - 1);
     float *y = job->y + row * job->y_stride + first;
     if (job->bias) acc = _mm512_add_ps(acc, _mm512_maskz_loadu_ps(mask, job->bias + first));
     if (job->accumulate) acc = _mm512_add_ps(acc, _mm512_maskz_loadu_ps(mask, y));
