@@ -10,19 +10,29 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FAKE = os.environ.get("QUIRE_FAKE", os.path.join(ROOT, "build", "quire_fake"))
+REAL = os.environ.get("QUIRE_BINARY", os.path.join(ROOT, "build", "quire"))
+
+
+def default_model():
+    """The default model's file, None where it was not fetched."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = os.environ.get("QUIRE_TEST_MODEL") or os.path.join(cache, "quire", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    return path if os.path.exists(path) else None
 
 
 class Server:
-    """A running quire_fake on a free port; a context manager that ends it."""
+    """A running quire_fake, or with `model` the real binary, on a free port; a context manager that ends it."""
 
-    def __init__(self, *flags, env=None, wait=True, limit_files=None):
+    def __init__(self, *flags, env=None, wait=True, limit_files=None, model=None):
         self.model = tempfile.NamedTemporaryFile(prefix="fake-model-", suffix=".gguf")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") and k != "VLLM_API_KEY"}
         environment.update(env or {})
-        command = [FAKE, "serve", self.model.name, "--port", "0", "--served-model-name", "fake", *flags]
+        command = [REAL if model else FAKE, "serve", model or self.model.name, "--port", "0", "--served-model-name",
+                   "default" if model else "fake", *flags]
         if limit_files:
             command = ["prlimit", "--nofile=%d:%d" % (limit_files, limit_files), *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+        self.timeout = 300 if model else 10  # a real model on a busy machine takes its time
         self.lines = []
         self.seen = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -60,8 +70,8 @@ class Server:
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
-    def connect(self, timeout=10):
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+    def connect(self, timeout=None):
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout or self.timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
