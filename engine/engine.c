@@ -59,6 +59,9 @@ void engine_close(struct engine *engine) {
     engine_free(engine);
 }
 
+/* The engine's thread reads it only for requests, and those come through the inbox, whose lock orders this write. */
+void engine_set_text(struct engine *engine, const struct text *text) { engine->options.text = text; }
+
 const struct engine_info *engine_info(const struct engine *engine) { return &engine->info; }
 
 /* ---- requests ----------------------------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ typedef void engine_events_fn(void *user, const void *records, size_t bytes);
 
 struct engine_options {
     const char *model_path;
-    const struct text *text; /* borrowed; immutable after start */
+    const struct text *text; /* borrowed; immutable after start; NULL: engine_set_text follows */
     struct backend_options backend;
     engine_events_fn *on_events;
     void *user;
@@ -80,6 +80,9 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 /* Ends every request with FINISH_SHUTDOWN, joins the thread, frees all. */
 void engine_close(struct engine *engine);
 const struct engine_info *engine_info(const struct engine *engine);
+
+/* Gives the text that engine_open did not get, once, before the first submit: so that both can be loaded side by side. */
+void engine_set_text(struct engine *engine, const struct text *text);
 
 /* Hands in a request: copied, checked and queued. ERR_INVALID: never fits or malformed; ERR_EXHAUSTED: queue full;
  * ERR_CLOSED: draining or dead. After 0 each of its n samples gets exactly one last event. */

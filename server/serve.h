@@ -30,7 +30,9 @@ struct serve_load {
     struct text *text;
     struct engine *engine;
     double text_seconds, engine_seconds;
-    struct err err; /* code 0: both are there */
+    int text_code;
+    struct err text_err; /* with text_code */
+    struct err err;      /* code 0: both are there */
     const char *failed_at; /* "tokenizer" or "model" */
 };
 

@@ -34,7 +34,6 @@ static void engine_options_fill(struct serve *serve, struct engine_options *e) {
     const struct options *o = &serve->options;
     *e = (struct engine_options){
         .model_path = serve->model.path,
-        .text = serve->load.text,
         .backend = {.device = (enum device_kind)o->device,
                     .threads = o->threads,
                     .cpu_activations = (enum cpu_activations)o->cpu_activations},
@@ -79,20 +78,33 @@ static int text_load(struct serve *serve, struct err *err) {
     return code;
 }
 
+static void *text_thread(void *argument) {
+    struct serve *serve = argument;
+    struct serve_load *load = &serve->load;
+    int64_t begin_ns = clock_now_ns();
+    load->text_code = text_load(serve, &load->text_err);
+    load->text_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
+    return NULL;
+}
+
+/* Weights and tokenizer side by side: neither needs the other until the first request. */
 static void *load_thread(void *argument) {
     struct serve *serve = argument;
     struct serve_load *load = &serve->load;
     struct engine_options options;
+    struct err err = {0};
+    pthread_t text;
     int64_t begin_ns = clock_now_ns();
-    load->failed_at = "tokenizer";
-    if (text_load(serve, &load->err) == 0) {
-        int64_t text_ns = clock_now_ns();
-        load->text_seconds = (double)(text_ns - begin_ns) * 1e-9;
-        load->failed_at = "model";
-        engine_options_fill(serve, &options);
-        if (engine_open(&options, &load->engine, &load->err) == 0) load->err = (struct err){0};
-        load->engine_seconds = (double)(clock_now_ns() - text_ns) * 1e-9;
-    }
+    bool beside = pthread_create(&text, NULL, text_thread, serve) == 0;
+    engine_options_fill(serve, &options);
+    int code = engine_open(&options, &load->engine, &err);
+    load->engine_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
+    if (beside) pthread_join(text, NULL);
+    else text_thread(serve);
+    load->failed_at = code ? "model" : "tokenizer";
+    if (code) load->err = err;
+    else if (load->text_code) load->err = load->text_err;
+    else engine_set_text(load->engine, load->text);
     atomic_store(&load->finished, true);
     uv_async_send(&load->done);
     return NULL;
@@ -144,7 +156,7 @@ void serve_report(const struct serve *serve) {
              i->max_model_len > 0 ? (double)i->pages_total * i->page_size / i->max_model_len : 0.0);
     const struct buf *changed = &serve->options.changed;
     log_info("configuration", "given=%s", log_quote(changed->bytes ? changed->data : "").text);
-    log_info("phase", "name=tokenizer seconds=%.3f", serve->load.text_seconds);
+    log_info("phase", "name=tokenizer seconds=%.3f beside=model", serve->load.text_seconds);
     for (int32_t p = 0; p < i->phase_count; p++)
         log_info("phase", "name=%s seconds=%.3f", log_quote(i->phases[p].name).text, i->phases[p].seconds);
 }

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "engine/base/buf.h"
+#include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/engine.h"
@@ -256,8 +257,9 @@ static void *engine_thread(void *argument) {
     return NULL;
 }
 
-static void ids_find(struct engine *e) {
-    const struct text *text = e->options.text;
+void engine_set_text(struct engine *e, const struct text *text) {
+    e->options.text = text;
+    e->info.vocab = text_info(text)->vocab;
     for (int32_t id = 0; id < text_info(text)->vocab && e->id_count < FAKE_IDS; id++) {
         size_t bytes;
         const char *token = text_token(text, id, &bytes);
@@ -265,6 +267,7 @@ static void ids_find(struct engine *e) {
         for (size_t i = 0; i < bytes && plain; i++) plain = token[i] >= ' ' && token[i] < 0x7f;
         if (plain) e->ids[e->id_count++] = id;
     }
+    CHECK(e->id_count > 0);
 }
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err) {
@@ -274,15 +277,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->die_after = environment("QUIRE_FAKE_DIE_AFTER");
     e->stall = environment("QUIRE_FAKE_STALL");
     sleep_us(environment("QUIRE_FAKE_LOAD_MS") * 1000);
-    ids_find(e);
-    if (e->id_count == 0) {
-        mem_free(e);
-        return err_set(err, ERR_INVALID, "the vocabulary has no plain token");
-    }
     int32_t context = options->max_model_len ? options->max_model_len : 8192;
     e->info = (struct engine_info){.backend = {.device = DEVICE_CPU, .name = "fake", .isa = "none", .threads = 1},
                                    .architecture = "fake", .weight_types = "none",
-                                   .vocab = text_info(options->text)->vocab, .max_model_len = context, .model_context = context,
+                                   .max_model_len = context, .model_context = context,
                                    .page_size = options->block_size, .pages_total = 1024, .max_num_seqs = options->max_num_seqs,
                                    .max_num_batched_tokens = options->max_num_batched_tokens, .kv_dtype = options->kv_dtype};
     e->stats = (struct engine_stats){.pages_total = 1024, .pages_free = 1024, .heartbeat_ns = clock_now_ns()};
@@ -292,6 +290,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
         mem_free(e);
         return err_set(err, ERR_IO, "cannot start a thread");
     }
+    if (options->text) engine_set_text(e, options->text);
     *out = e;
     return 0;
 }
