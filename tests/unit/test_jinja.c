@@ -238,7 +238,7 @@ static void test_deep(void **state) {
     check_nested("{{ ", "not ", "1", "", 100000);
     check_nested("{{ ", "-", "1", "", 200000);
     check_nested("{{ ", "", "1", " if 1", 100000);
-    check_nested("{{ ", "1 if 1 else ", "1", "", 50000);
+    check_nested("{{ ", "1 if 1 else ", "1", "", 30000);
     check_nested("{{ ", "", "x", ".y", 200000);
     check_nested("{{ ", "", "x", "|trim", 100000);
     check_nested("{{ ", "", "1", " and 1", 100000);
