@@ -55,21 +55,28 @@ static void logprobs_add(struct sample *sample, const struct ask *ask, const str
     }
 }
 
+/* Where each token's text ends. What the engine gives out at the end without a token (a held-back begin of a stop string, the
+ * rest of a character) belongs to the last one. */
+static void ends_add(struct sample *sample, const struct event *event, uint32_t base) {
+    const uint32_t *ends = record_at(event, event->text_ends);
+    uint32_t count = event->ids.count, bytes = event->text.count;
+    bool last = event->finish != FINISH_NONE;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t end = i < event->text_ends.count && ends[i] < bytes ? ends[i] : bytes;
+        if (last && i + 1 == count) end = bytes;
+        end += base;
+        buf_append(&sample->ends, &end, sizeof end);
+    }
+}
+
 void answer_add(struct answer *answer, int32_t index, const struct event *event) {
     const struct ask *ask = answer->ask;
     struct sample *sample = &answer->samples[index];
     CHECK(index >= 0 && index < answer->count && sample->finish == FINISH_NONE);
-    if (event->finish != FINISH_ERROR && event->text.count) {
-        const uint32_t *ends = record_at(event, event->text_ends);
-        uint32_t base = (uint32_t)sample->text.bytes;
-        buf_append(&sample->text, record_at(event, event->text), event->text.count);
-        for (uint32_t i = 0; i < event->text_ends.count && ask->dialect->keeps_ends; i++) {
-            uint32_t end = base + (ends[i] < event->text.count ? ends[i] : event->text.count);
-            buf_append(&sample->ends, &end, sizeof end);
-        }
-    } else if (ask->dialect->keeps_ends) {
-        uint32_t end = (uint32_t)sample->text.bytes;
-        for (uint32_t i = 0; i < event->ids.count; i++) buf_append(&sample->ends, &end, sizeof end);
+    uint32_t base = (uint32_t)sample->text.bytes;
+    if (event->finish != FINISH_ERROR) {
+        if (event->text.count) buf_append(&sample->text, record_at(event, event->text), event->text.count);
+        if (ask->dialect->keeps_ends) ends_add(sample, event, base);
     }
     if (event->ids.count && (ask->dialect->keeps_ids || ask->return_ids || ask->logprobs >= 0))
         buf_append(&sample->ids, record_at(event, event->ids), event->ids.count * sizeof(int32_t));
