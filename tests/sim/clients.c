@@ -43,7 +43,7 @@ static void prompt_draw(struct sim *sim, struct sim_request *r) {
     struct sim_random *rnd = &sim->random;
     int32_t vocab = sim->plan.options.vocab, family = random_range(rnd, 1, sim->plan.families), same = r->prompt_count;
     struct sim_request *old = sim->requests;
-    if (random_chance(rnd, 300)) same = random_range(rnd, 0, r->prompt_count);
+    if (random_chance(rnd, sim->plan.strays)) same = random_range(rnd, 0, r->prompt_count);
     for (int32_t i = 0; i < r->prompt_count; i++)
         r->prompt[i] = (int32_t)(hash_mix((uint64_t)family, (uint64_t)i) % (uint64_t)vocab);
     if (old && random_chance(rnd, 250)) {
@@ -82,7 +82,7 @@ static struct sim_request *request_draw(struct sim *sim) {
     const struct sim_plan *p = &sim->plan;
     struct sim_request *r = mem_zalloc(1, sizeof *r);
     r->id = ++sim->next_id;
-    r->n = random_chance(rnd, 250) ? random_range(rnd, 1, p->samples_max) : 1;
+    r->n = random_chance(rnd, p->samples) ? random_range(rnd, 1, p->samples_max) : 1;
     r->prompt_count = random_range(rnd, 1, p->prompt_max);
     r->max_tokens = random_range(rnd, 1, p->output_max);
     r->min_tokens = random_chance(rnd, p->min_tokens) ? random_range(rnd, 1, r->max_tokens) : 0;
@@ -175,10 +175,12 @@ void clients_arrive(struct sim *sim) {
 void clients_disturb(struct sim *sim) {
     struct sim_random *rnd = &sim->random;
     if (sim->live_count > 0 && random_chance(rnd, sim->plan.cancels)) {
-        struct sim_request *r = sim->live[random_range(rnd, 0, sim->live_count - 1)];
-        r->cancelled = true;
-        sim->coverage->cancels++;
-        sched_cancel(sim->sched, r->id, FINISH_ABORT);
+        for (int32_t i = random_chance(rnd, 300) ? random_range(rnd, 2, 4) : 1; i > 0; i--) {
+            struct sim_request *r = sim->live[random_range(rnd, 0, sim->live_count - 1)];
+            r->cancelled = true;
+            sim->coverage->cancels++;
+            sched_cancel(sim->sched, r->id, FINISH_ABORT);
+        }
     }
     if (random_chance(rnd, 5)) sched_cancel(sim->sched, sim->next_id + 1000, FINISH_ABORT); /* unknown */
     if (random_chance(rnd, sim->plan.forgets)) {

@@ -37,8 +37,9 @@ uint64_t hash_mix(uint64_t a, uint64_t b);
 /* What a run is made of; drawn from the seed so that runs differ in kind (swarm testing). Chances are per mille. */
 struct sim_plan {
     struct sched_options options;
-    int32_t arrivals, burst_max, prompt_max, output_max, samples_max, families, salts;
+    int32_t arrivals, burst_max, prompt_max, output_max, samples_max, samples, families, strays, salts;
     int32_t cancels, deadlines, stops, min_tokens, ignore_eos, no_cache, nans, stop_strings, forgets, shutdowns, late_collects;
+    int32_t disturbances; /* between launch and completion, and between completion and reading */
     bool late_execution; /* a batch runs when it completes, not when it is built */
     bool forgetful;      /* the index is forgotten now and then; then samples keep to salts of their own */
 };
@@ -97,7 +98,7 @@ struct sim_coverage {
 };
 
 struct sim {
-    uint64_t seed;
+    uint64_t seed, steps_wanted;
     struct sim_random random;
     struct sim_plan plan;
     struct sched *sched;

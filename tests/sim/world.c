@@ -10,7 +10,7 @@
 #include "engine/base/mem.h"
 #include "tests/sim/sim.h"
 
-/* The run under way, for the line that is printed when a CHECK aborts. */
+/* The run under way, for the line that is printed when a CHECK ends the process. */
 static struct sim *sim_current;
 
 _Noreturn void sim_fault(struct sim *sim, const char *format, ...) {
@@ -21,12 +21,15 @@ _Noreturn void sim_fault(struct sim *sim, const char *format, ...) {
     longjmp(sim->fault, 1);
 }
 
-static void on_abort(int signal_number) {
-    char line[160];
+static void on_signal(int signal_number) {
+    char line[200];
     const struct sim *sim = sim_current;
     if (sim) {
-        int n = snprintf(line, sizeof line, "sim: seed %llu step %llu: a CHECK failed (above)\nreplay: sim --seed %llu --verbose\n",
-                         (unsigned long long)sim->seed, (unsigned long long)sim->steps, (unsigned long long)sim->seed);
+        int n = snprintf(line, sizeof line, "sim: seed %llu step %llu (%llu in all): ended by signal %d\n"
+                         "replay: sim --seed %llu --steps %llu --verbose\n",
+                         (unsigned long long)sim->seed, (unsigned long long)sim->steps,
+                         (unsigned long long)sim->coverage->steps, signal_number, (unsigned long long)sim->seed,
+                         (unsigned long long)sim->steps_wanted);
         if (write(STDERR_FILENO, line, (size_t)n) != n) _exit(3);
     }
     signal(signal_number, SIG_DFL);
@@ -41,6 +44,34 @@ static int32_t feature(struct sim_random *r, int32_t percent, int32_t per_mille_
 static int32_t small_range(struct sim_random *r, int32_t min, int32_t max) {
     int32_t a = random_range(r, min, max), b = random_range(r, min, max);
     return a < b ? a : b;
+}
+
+/* Many samples of one request, too few pages, small steps: forks, preemptions and half-computed prompts at once. */
+static void theme_crowd(struct sim_random *r, struct sim_plan *p) {
+    int32_t full = i32_ceil_div(p->options.max_model_len, p->options.page_size);
+    p->options.max_num_seqs = random_range(r, 3, 5);
+    p->options.max_num_batched_tokens = p->options.max_num_seqs + random_range(r, 0, 3);
+    p->options.pages_total = 1 + full + random_range(r, 0, 4);
+    p->samples_max = random_range(r, 3, 8);
+    p->samples = 900;
+    p->prompt_max = 1 + p->options.max_model_len / 2;
+    p->output_max = p->options.max_model_len / 2;
+    p->cancels = p->deadlines = p->stop_strings = 0;
+}
+
+/* Equal prompts, short answers, one step ahead, and many cancels between launch and completion. */
+static void theme_storm(struct sim_random *r, struct sim_plan *p) {
+    p->options.lookahead = 1;
+    p->options.prefix_caching = true;
+    p->options.max_num_seqs = random_range(r, 6, 12);
+    p->options.max_num_batched_tokens = 100;
+    p->arrivals = 900;
+    p->families = 1;
+    p->strays = random_range(r, 0, 100);
+    p->output_max = random_range(r, 1, 3);
+    p->cancels = random_range(r, 200, 800);
+    p->disturbances = 900;
+    p->stops = p->nans = p->salts = p->no_cache = 0;
 }
 
 void plan_draw(struct sim *sim) {
@@ -65,11 +96,13 @@ void plan_draw(struct sim *sim) {
     p->arrivals = random_range(r, 10, 600);
     p->burst_max = random_chance(r, 300) ? 12 : 2;
     p->prompt_max = small_range(r, 1, length + 2);
-    p->output_max = small_range(r, 1, length);
+    p->output_max = random_chance(r, 250) ? random_range(r, 1, 4) : small_range(r, 1, length);
     p->samples_max = random_chance(r, 500) ? random_range(r, 2, 6) : 1;
-    p->families = random_range(r, 1, 6);
+    p->families = random_chance(r, 400) ? 1 : random_range(r, 2, 6);
+    p->samples = random_chance(r, 400) ? 800 : 200;
+    p->strays = random_chance(r, 300) ? 0 : 300;
     p->salts = random_chance(r, 300) ? 3 : 0;
-    p->cancels = feature(r, 50, 150);
+    p->cancels = feature(r, 50, random_chance(r, 300) ? 500 : 100);
     p->deadlines = feature(r, 30, 500);
     p->stops = feature(r, 60, 900);
     p->min_tokens = feature(r, 40, 700);
@@ -82,6 +115,10 @@ void plan_draw(struct sim *sim) {
     p->forgetful = p->options.prefix_caching && random_chance(r, 150);
     p->forgets = p->forgetful ? random_range(r, 1, 60) : 0;
     p->late_execution = random_chance(r, 400);
+    p->disturbances = random_chance(r, 300) ? 800 : 100;
+    int32_t theme = random_range(r, 0, 9);
+    if (theme == 0) theme_crowd(r, p);
+    if (theme == 1) theme_storm(r, p);
 }
 
 /* ---- steps -------------------------------------------------------------------------------------------------------- */
@@ -94,11 +131,11 @@ static void audit(struct sim *sim) {
 static void complete_oldest(struct sim *sim) {
     struct sim_flight *f = &sim->flights[(sim->sched->completed + 1) % SIM_FLIGHTS];
     if (!f->executed) device_execute(sim, f);
-    if (random_chance(&sim->random, 100)) clients_disturb(sim);
+    if (random_chance(&sim->random, sim->plan.disturbances)) clients_disturb(sim);
     sched_complete(sim->sched, f->batch, f->results, sim->now_ns);
     sim->flight_count--;
     audit(sim);
-    if (random_chance(&sim->random, 100)) clients_disturb(sim);
+    if (random_chance(&sim->random, sim->plan.disturbances)) clients_disturb(sim);
     clients_read(sim);
     memset(f->results, 0xee, (size_t)sim->plan.options.max_num_seqs * sizeof *f->results);
     f->batch = NULL;
@@ -147,6 +184,7 @@ static bool build_one(struct sim *sim) {
     sim->steps++;
     sim->coverage->steps++;
     sim->coverage->stalls += sim->sched->stalled;
+    SIM_CHECK(sim, !sim->sched->stalled || b->reset_count == 0, "somebody was admitted while a decode lacked a page");
     device_launch(sim, f);
     progress_check(sim, b);
     if (!sim->plan.late_execution) device_execute(sim, f);
@@ -215,19 +253,23 @@ bool sim_run(uint64_t seed, uint64_t steps, struct sim_coverage *coverage, char 
     struct sim *sim = mem_zalloc(1, sizeof *sim);
     bool sound = true;
     sim->seed = seed;
+    sim->steps_wanted = steps;
     sim->coverage = coverage;
     random_seed(&sim->random, seed);
     plan_draw(sim);
     for (size_t i = 0; i < sizeof sim->arenas / sizeof sim->arenas[0]; i++) arena_init(&sim->arenas[i]);
     sim_current = sim;
-    signal(SIGABRT, on_abort);
+    signal(SIGABRT, on_signal);
+#ifndef __SANITIZE_ADDRESS__ /* which says more about it */
+    signal(SIGSEGV, on_signal);
+#endif
     if (setjmp(sim->fault) == 0) {
         run(sim, steps);
     } else {
         sound = false;
-        snprintf(text, text_bytes, "sim: seed %llu step %llu: %s\nreplay: sim --seed %llu --steps %llu --verbose",
-                 (unsigned long long)seed, (unsigned long long)sim->steps, sim->fault_text, (unsigned long long)seed,
-                 (unsigned long long)steps);
+        snprintf(text, text_bytes, "sim: seed %llu step %llu (%llu in all): %s\nreplay: sim --seed %llu --steps %llu --verbose",
+                 (unsigned long long)seed, (unsigned long long)sim->steps, (unsigned long long)coverage->steps,
+                 sim->fault_text, (unsigned long long)seed, (unsigned long long)steps);
     }
     coverage->seeds++;
     sim_current = NULL;
