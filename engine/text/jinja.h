@@ -1,11 +1,11 @@
 /* jinja.h: chat templates. A small Jinja interpreter with the grammar that chat templates use, rendered as transformers
  * renders them (trim_blocks and lstrip_blocks on, loop controls, its `tojson`, `raise_exception` and `strftime_now`).
  *
- * A template is data of a model file or of a flag, so it is not trusted with time or memory: every render has budgets, and
- * there is nothing in here to escape to (no attribute of a host object, no include, no import, no file). It does say which
- * characters of its output it wrote itself and which came out of the input trees, so that what a user wrote never becomes
- * a control token. Compiled templates are immutable: any number of threads may render one at once. Knows no tokenizer, no
- * request, no model. */
+ * A template is data of a model file or of a flag, so it is not trusted with time or memory: every render has budgets,
+ * and there is nothing in here to escape to (no attribute of a host object, no include, no import, no file). It does
+ * say which characters of its output it wrote itself and which came out of the input trees, so that what a user wrote
+ * never becomes a control token. Compiled templates are immutable: any number of threads may render one at once. Knows
+ * no tokenizer, no request, no model. */
 #ifndef QUIRE_TEXT_JINJA_H
 #define QUIRE_TEXT_JINJA_H
 

@@ -76,12 +76,12 @@ struct jinja_node {
     struct jinja_node *a, *b, *c, *target;
     struct jinja_node **kids; /* [kids_count] */
     size_t kids_count;
-    int *ops;                    /* [kids_count] of COMPARE; JINJA_OP, 'i' in, 'n' not in */
-    struct jinja_block *blocks;  /* [kids_count] of IF; otherwise [0] is the body and [1] the else */
+    int *ops;                     /* [kids_count] of COMPARE; JINJA_OP, 'i' in, 'n' not in */
+    struct jinja_block *blocks;   /* [kids_count] of IF; otherwise [0] is the body and [1] the else */
     struct jinja_call_args *args; /* NULL: none */
-    struct jinja_param *params;  /* [params_count] */
+    struct jinja_param *params;   /* [params_count] */
     size_t params_count;
-    bool takes_varargs, takes_kwargs; /* a macro that names them */
+    bool takes_varargs, takes_kwargs;        /* a macro that names them */
     const struct jinja_function *function;   /* NAME, FILTER, TEST: ours of that name, or NULL */
     const struct jinja_function *methods[3]; /* ATTR: of strings, lists, dicts */
 };

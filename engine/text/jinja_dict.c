@@ -1,5 +1,5 @@
-/* The dicts of jinja_value.h: entries in order of insertion, and from 9 on a table of open addressing over them. Keys of
- * the input may be chosen to collide; every probe is a step, so that costs the one who does it their own budget. */
+/* The dicts of jinja_value.h: entries in order of insertion, and from 9 on a table of open addressing over them. Keys
+ * of the input may be chosen to collide; every probe is a step, so that costs the one who does it their own budget. */
 #include <cjson/cJSON.h>
 
 #include "engine/text/jinja_value.h"
@@ -106,7 +106,8 @@ struct jinja_value *jinja_dict_find(struct jinja_heap *heap, struct jinja_dict *
     return entry ? &entry->value : NULL;
 }
 
-void jinja_dict_set(struct jinja_heap *heap, struct jinja_dict *dict, struct jinja_value key, struct jinja_value value) {
+void jinja_dict_set(struct jinja_heap *heap, struct jinja_dict *dict, struct jinja_value key,
+                    struct jinja_value value) {
     jinja_dict_read(heap, dict);
     uint64_t hash = value_hash(heap, key);
     struct jinja_entry *entry = entry_find(heap, dict, key, hash);

@@ -60,7 +60,8 @@ static struct jinja_value eval_name(struct jinja_run *run, const struct jinja_no
 
 static struct jinja_value eval_items(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_value list = jinja_list_new(&run->heap, node->op == '(' ? JINJA_TUPLE : JINJA_LIST, node->kids_count);
-    for (size_t i = 0; i < node->kids_count; i++) jinja_list_append(&run->heap, list.list, jinja_eval(run, node->kids[i]));
+    for (size_t i = 0; i < node->kids_count; i++)
+        jinja_list_append(&run->heap, list.list, jinja_eval(run, node->kids[i]));
     return list;
 }
 
@@ -91,7 +92,8 @@ static void args_star(struct jinja_run *run, struct jinja_args *args, const stru
 
 static void args_star_star(struct jinja_run *run, struct jinja_args *args, const struct jinja_node *star_star) {
     struct jinja_value more = jinja_eval(run, star_star);
-    if (more.kind != JINJA_DICT) jinja_fail(&run->heap, "argument after ** must be a mapping, not %s", jinja_type(more));
+    if (more.kind != JINJA_DICT)
+        jinja_fail(&run->heap, "argument after ** must be a mapping, not %s", jinja_type(more));
     jinja_dict_read(&run->heap, more.dict);
     struct jinja_named *all = jinja_alloc(&run->heap, args->named_count + more.dict->count, sizeof *all);
     if (args->named_count) memcpy(all, args->named, args->named_count * sizeof *all);
@@ -131,11 +133,16 @@ static struct jinja_value joiner_call(struct jinja_run *run, struct jinja_cycler
 struct jinja_value jinja_call_value(struct jinja_run *run, struct jinja_value callee, const struct jinja_args *args) {
     jinja_need_defined(&run->heap, callee);
     switch (callee.kind) {
-    case JINJA_MACRO: return jinja_macro_call(run, callee.macro, args);
-    case JINJA_FUNCTION: return callee.function->call(run, jinja_none(), args);
-    case JINJA_METHOD: return callee.method->function->call(run, callee.method->self, args);
-    case JINJA_JOINER: return joiner_call(run, callee.cycler);
-    default: jinja_fail(&run->heap, "'%s' object is not callable", jinja_type(callee));
+    case JINJA_MACRO:
+        return jinja_macro_call(run, callee.macro, args);
+    case JINJA_FUNCTION:
+        return callee.function->call(run, jinja_none(), args);
+    case JINJA_METHOD:
+        return callee.method->function->call(run, callee.method->self, args);
+    case JINJA_JOINER:
+        return joiner_call(run, callee.cycler);
+    default:
+        jinja_fail(&run->heap, "'%s' object is not callable", jinja_type(callee));
     }
 }
 
@@ -155,7 +162,8 @@ static struct jinja_value eval_call(struct jinja_run *run, const struct jinja_no
 
 struct jinja_value jinja_eval_filters(struct jinja_run *run, const struct jinja_node *node, struct jinja_value self) {
     jinja_enter(&run->heap);
-    if (node->a) self = node->a->kind == JINJA_FILTER ? jinja_eval_filters(run, node->a, self) : jinja_eval(run, node->a);
+    if (node->a)
+        self = node->a->kind == JINJA_FILTER ? jinja_eval_filters(run, node->a, self) : jinja_eval(run, node->a);
     if (!node->function) jinja_fail(&run->heap, "no filter named '%.*s'", (int)node->text.bytes, node->text.data);
     struct jinja_args args = jinja_eval_args(run, node->args);
     self = node->function->call(run, self, &args);
@@ -197,25 +205,48 @@ static struct jinja_value eval_node(struct jinja_run *run, const struct jinja_no
     struct jinja_heap *heap = &run->heap;
     struct jinja_value a;
     switch (node->kind) {
-    case JINJA_CONST: return node->value;
-    case JINJA_NAME: return eval_name(run, node);
-    case JINJA_ITEMS: return eval_items(run, node);
-    case JINJA_PAIRS: return eval_pairs(run, node);
-    case JINJA_ATTR: return jinja_attr(run, jinja_eval(run, node->a), node->value, node->methods);
-    case JINJA_ITEM: a = jinja_eval(run, node->a); return jinja_item(run, a, jinja_eval(run, node->b));
-    case JINJA_SLICE: return eval_slice(run, node);
-    case JINJA_CALL: return eval_call(run, node);
-    case JINJA_FILTER: return jinja_eval_filters(run, node, jinja_none());
-    case JINJA_TEST: return eval_test(run, node);
-    case JINJA_NOT: return jinja_bool(!jinja_truth(heap, jinja_eval(run, node->a)));
-    case JINJA_AND: a = jinja_eval(run, node->a); return jinja_truth(heap, a) ? jinja_eval(run, node->b) : a;
-    case JINJA_OR: a = jinja_eval(run, node->a); return jinja_truth(heap, a) ? a : jinja_eval(run, node->b);
-    case JINJA_NEGATE: return jinja_negate(run, jinja_eval(run, node->a));
-    case JINJA_POSITE: return jinja_negate(run, jinja_negate(run, jinja_eval(run, node->a)));
-    case JINJA_BINARY: a = jinja_eval(run, node->a); return jinja_binary(run, node->op, a, jinja_eval(run, node->b));
-    case JINJA_CONCAT: return eval_concat(run, node);
-    case JINJA_COMPARE: return eval_comparison(run, node);
-    default: return eval_cond(run, node);
+    case JINJA_CONST:
+        return node->value;
+    case JINJA_NAME:
+        return eval_name(run, node);
+    case JINJA_ITEMS:
+        return eval_items(run, node);
+    case JINJA_PAIRS:
+        return eval_pairs(run, node);
+    case JINJA_ATTR:
+        return jinja_attr(run, jinja_eval(run, node->a), node->value, node->methods);
+    case JINJA_ITEM:
+        a = jinja_eval(run, node->a);
+        return jinja_item(run, a, jinja_eval(run, node->b));
+    case JINJA_SLICE:
+        return eval_slice(run, node);
+    case JINJA_CALL:
+        return eval_call(run, node);
+    case JINJA_FILTER:
+        return jinja_eval_filters(run, node, jinja_none());
+    case JINJA_TEST:
+        return eval_test(run, node);
+    case JINJA_NOT:
+        return jinja_bool(!jinja_truth(heap, jinja_eval(run, node->a)));
+    case JINJA_AND:
+        a = jinja_eval(run, node->a);
+        return jinja_truth(heap, a) ? jinja_eval(run, node->b) : a;
+    case JINJA_OR:
+        a = jinja_eval(run, node->a);
+        return jinja_truth(heap, a) ? a : jinja_eval(run, node->b);
+    case JINJA_NEGATE:
+        return jinja_negate(run, jinja_eval(run, node->a));
+    case JINJA_POSITE:
+        return jinja_negate(run, jinja_negate(run, jinja_eval(run, node->a)));
+    case JINJA_BINARY:
+        a = jinja_eval(run, node->a);
+        return jinja_binary(run, node->op, a, jinja_eval(run, node->b));
+    case JINJA_CONCAT:
+        return eval_concat(run, node);
+    case JINJA_COMPARE:
+        return eval_comparison(run, node);
+    default:
+        return eval_cond(run, node);
     }
 }
 

@@ -1,4 +1,5 @@
-/* Statements: scopes, output, loops, macros. Scopes are Jinja's: a loop, a macro and a block have their own, `if` has not. */
+/* Statements: scopes, output, loops, macros. Scopes are Jinja's: a loop, a macro and a block have their own, `if` has
+ * not. */
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
 #include "engine/text/jinja_run.h"
@@ -165,7 +166,8 @@ static enum flow exec_for(struct jinja_run *run, const struct jinja_node *node) 
 static struct jinja_value macro_new(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_macro *macro = jinja_alloc(&run->heap, 1, sizeof *macro);
     *macro = (struct jinja_macro){.node = node, .scope = run->scope};
-    for (struct jinja_scope *scope = run->scope; scope && !scope->captured; scope = scope->parent) scope->captured = true;
+    for (struct jinja_scope *scope = run->scope; scope && !scope->captured; scope = scope->parent)
+        scope->captured = true;
     return (struct jinja_value){.kind = JINJA_MACRO, .macro = macro};
 }
 
@@ -178,19 +180,21 @@ static bool named_find(const struct jinja_args *args, struct jinja_str name, str
     return false;
 }
 
-static void bind_param(struct jinja_run *run, const struct jinja_param *param, size_t at, const struct jinja_args *args) {
+static void bind_param(struct jinja_run *run, const struct jinja_param *param, size_t at,
+                       const struct jinja_args *args) {
     struct jinja_value value, twice;
     bool named = named_find(args, param->name, &twice);
     if (at < args->count) {
         value = args->positional[at];
-        if (named) jinja_fail(&run->heap, "the argument '%.*s' is given twice", (int)param->name.bytes, param->name.data);
+        if (named)
+            jinja_fail(&run->heap, "the argument '%.*s' is given twice", (int)param->name.bytes, param->name.data);
     } else if (named) {
         value = twice;
     } else if (param->otherwise) {
         value = jinja_eval(run, param->otherwise);
     } else {
-        value = jinja_undefined(&run->heap, "parameter '%.*s' was not provided", (int)param->name.bytes,
-                                param->name.data);
+        value =
+            jinja_undefined(&run->heap, "parameter '%.*s' was not provided", (int)param->name.bytes, param->name.data);
     }
     jinja_scope_set(run, param->symbol, value);
 }
@@ -264,24 +268,40 @@ static enum flow exec_node(struct jinja_run *run, const struct jinja_node *node)
     enum flow flow = FLOW_ON;
     struct jinja_value value;
     switch (node->kind) {
-    case JINJA_DATA: emit(run, *node->value.str); break;
-    case JINJA_OUTPUT: emit(run, jinja_to_str(&run->heap, jinja_eval(run, node->a))); break;
-    case JINJA_IF: return exec_if(run, node);
-    case JINJA_FOR: return exec_for(run, node);
-    case JINJA_SET: jinja_assign(run, node->target, jinja_eval(run, node->a)); break;
+    case JINJA_DATA:
+        emit(run, *node->value.str);
+        break;
+    case JINJA_OUTPUT:
+        emit(run, jinja_to_str(&run->heap, jinja_eval(run, node->a)));
+        break;
+    case JINJA_IF:
+        return exec_if(run, node);
+    case JINJA_FOR:
+        return exec_for(run, node);
+    case JINJA_SET:
+        jinja_assign(run, node->target, jinja_eval(run, node->a));
+        break;
     case JINJA_SET_BLOCK:
         value = jinja_string(&run->heap, capture_block(run, &node->blocks[0]));
         jinja_assign(run, node->target, node->a ? jinja_eval_filters(run, node->a, value) : value);
         break;
-    case JINJA_MACRO_DEF: jinja_scope_set(run, node->symbol, macro_new(run, node)); break;
-    case JINJA_CALL_BLOCK: exec_call_block(run, node); break;
+    case JINJA_MACRO_DEF:
+        jinja_scope_set(run, node->symbol, macro_new(run, node));
+        break;
+    case JINJA_CALL_BLOCK:
+        exec_call_block(run, node);
+        break;
     case JINJA_FILTER_BLOCK:
         value = jinja_string(&run->heap, capture_block(run, &node->blocks[0]));
         emit(run, jinja_to_str(&run->heap, jinja_eval_filters(run, node->a, value)));
         break;
-    case JINJA_WITH: exec_with(run, node, &flow); break;
-    case JINJA_BREAK: return FLOW_BREAK;
-    default: return FLOW_CONTINUE;
+    case JINJA_WITH:
+        exec_with(run, node, &flow);
+        break;
+    case JINJA_BREAK:
+        return FLOW_BREAK;
+    default:
+        return FLOW_CONTINUE;
     }
     return flow;
 }

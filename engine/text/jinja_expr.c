@@ -1,5 +1,5 @@
-/* Expressions, by recursive descent in Jinja's order of binding: if-else, or, and, not, comparison, + -, ~, * / // %, **,
- * unary, then filters and tests. */
+/* Expressions, by recursive descent in Jinja's order of binding: if-else, or, and, not, comparison, + -, ~, * / // %,
+ * **, unary, then filters and tests. */
 #include "engine/text/jinja_parse.h"
 
 static struct jinja_node *parse_filtered(struct jinja_parser *p, struct jinja_node *node);
@@ -82,11 +82,18 @@ struct jinja_node *jinja_parse_primary(struct jinja_parser *p) {
     struct jinja_token *token = jinja_token(p);
     struct jinja_node *node;
     switch (token->kind) {
-    case JINJA_TOK_NAME: return parse_name(p);
-    case JINJA_TOK_STRING: return parse_string(p);
-    case JINJA_TOK_INT: jinja_next(p); return node_const(p, jinja_int(token->i));
-    case JINJA_TOK_FLOAT: jinja_next(p); return node_const(p, jinja_float(token->f));
-    default: break;
+    case JINJA_TOK_NAME:
+        return parse_name(p);
+    case JINJA_TOK_STRING:
+        return parse_string(p);
+    case JINJA_TOK_INT:
+        jinja_next(p);
+        return node_const(p, jinja_int(token->i));
+    case JINJA_TOK_FLOAT:
+        jinja_next(p);
+        return node_const(p, jinja_float(token->f));
+    default:
+        break;
     }
     if (jinja_at_op(p, '[')) return parse_list(p);
     if (jinja_at_op(p, '{')) return parse_dict(p);
@@ -103,8 +110,8 @@ struct jinja_node *jinja_parse_primary(struct jinja_parser *p) {
 
 static void parse_arg(struct jinja_parser *p, struct jinja_call_args *args, struct jinja_nodes *positional,
                       struct jinja_nodes *named) {
-    bool assigned = jinja_token(p)->kind == JINJA_TOK_NAME && jinja_token(p)[1].kind == JINJA_TOK_OP &&
-                    jinja_token(p)[1].op == '=';
+    bool assigned =
+        jinja_token(p)->kind == JINJA_TOK_NAME && jinja_token(p)[1].kind == JINJA_TOK_OP && jinja_token(p)[1].op == '=';
     if (jinja_take_op(p, '*')) {
         if (args->star) jinja_unexpected(p, "one *argument");
         args->star = jinja_parse_expression(p, true);

@@ -8,18 +8,31 @@
 #include "engine/text/jinja_run.h"
 
 #define FILTER(name)                                                                                                   \
-    static struct jinja_value filter_##name(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args)
+    static struct jinja_value filter_##name(struct jinja_run *run, struct jinja_value self,                            \
+                                            const struct jinja_args *args)
 
-static struct jinja_value string(struct jinja_run *run, struct jinja_str s) { return jinja_string(&run->heap, s); }
+static struct jinja_value string(struct jinja_run *run, struct jinja_str s) {
+    return jinja_string(&run->heap, s);
+}
 
 static struct jinja_value change_case(struct jinja_run *run, struct jinja_value self, enum jinja_case how) {
     return string(run, jinja_str_case(&run->heap, jinja_to_str(&run->heap, self), how));
 }
-FILTER(upper) { return change_case(run, self, JINJA_UPPER); }
-FILTER(lower) { return change_case(run, self, JINJA_LOWER); }
-FILTER(capitalize) { return change_case(run, self, JINJA_CAPITALIZE); }
-FILTER(title) { return change_case(run, self, JINJA_TITLE_WORDS); }
-FILTER(string) { return self.kind == JINJA_STRING ? self : string(run, jinja_to_str(&run->heap, self)); }
+FILTER(upper) {
+    return change_case(run, self, JINJA_UPPER);
+}
+FILTER(lower) {
+    return change_case(run, self, JINJA_LOWER);
+}
+FILTER(capitalize) {
+    return change_case(run, self, JINJA_CAPITALIZE);
+}
+FILTER(title) {
+    return change_case(run, self, JINJA_TITLE_WORDS);
+}
+FILTER(string) {
+    return self.kind == JINJA_STRING ? self : string(run, jinja_to_str(&run->heap, self));
+}
 
 FILTER(trim) {
     struct jinja_value chars;
@@ -160,12 +173,12 @@ FILTER(indent) {
     struct jinja_str s = jinja_to_str(heap, self);
     jinja_arg(args, 0, "width", &width);
     bool first = jinja_arg_bool(run, args, 1, "first", false), blank = jinja_arg_bool(run, args, 2, "blank", false);
-    struct jinja_str pad = width.kind == JINJA_STRING
-                               ? *width.str
-                               : jinja_str_repeat(heap, jinja_str_lit(" "), jinja_to_int(run, width));
+    struct jinja_str pad =
+        width.kind == JINJA_STRING ? *width.str : jinja_str_repeat(heap, jinja_str_lit(" "), jinja_to_int(run, width));
     struct jinja_args none = {0};
     whole = string(run, jinja_str_concat(heap, s, jinja_str_lit("\n")));
-    struct jinja_list *lines = jinja_method_find(JINJA_METHODS_STR, jinja_str_lit("splitlines"))->call(run, whole, &none).list;
+    struct jinja_list *lines =
+        jinja_method_find(JINJA_METHODS_STR, jinja_str_lit("splitlines"))->call(run, whole, &none).list;
     struct jinja_builder b = {0};
     for (size_t i = 0; i < lines->count; i++) {
         struct jinja_str line = *lines->items[i].str;
@@ -219,7 +232,9 @@ FILTER(center) {
     return jinja_method_find(JINJA_METHODS_STR, jinja_str_lit("center"))->call(run, text, &one);
 }
 
-FILTER(escape) { return string(run, jinja_str_escape(&run->heap, jinja_to_str(&run->heap, self))); }
+FILTER(escape) {
+    return string(run, jinja_str_escape(&run->heap, jinja_to_str(&run->heap, self)));
+}
 
 FILTER(safe) {
     struct jinja_str s = jinja_to_str(&run->heap, self);
@@ -227,7 +242,9 @@ FILTER(safe) {
     return string(run, s);
 }
 
-FILTER(format) { return string(run, jinja_format_percent(run, jinja_to_str(&run->heap, self), args)); }
+FILTER(format) {
+    return string(run, jinja_format_percent(run, jinja_to_str(&run->heap, self), args));
+}
 
 FILTER(attr) {
     struct jinja_value name = jinja_arg_need(run, args, 0, "name");
@@ -240,14 +257,30 @@ FILTER(attr) {
 
 const struct jinja_function *jinja_filter_find(struct jinja_str name) {
     static const struct jinja_function filters[] = {
-        {"upper", filter_upper},     {"lower", filter_lower},       {"capitalize", filter_capitalize},
-        {"title", filter_title},     {"string", filter_string},     {"trim", filter_trim},
-        {"replace", filter_replace}, {"default", filter_default},   {"d", filter_default},
-        {"int", filter_int},         {"float", filter_float},       {"abs", filter_abs},
-        {"round", filter_round},     {"tojson", filter_tojson},     {"indent", filter_indent},
-        {"wordcount", filter_wordcount}, {"truncate", filter_truncate}, {"center", filter_center},
-        {"escape", filter_escape},   {"e", filter_escape},          {"forceescape", filter_escape},
-        {"safe", filter_safe},     {"format", filter_format},     {"attr", filter_attr},
+        {"upper", filter_upper},
+        {"lower", filter_lower},
+        {"capitalize", filter_capitalize},
+        {"title", filter_title},
+        {"string", filter_string},
+        {"trim", filter_trim},
+        {"replace", filter_replace},
+        {"default", filter_default},
+        {"d", filter_default},
+        {"int", filter_int},
+        {"float", filter_float},
+        {"abs", filter_abs},
+        {"round", filter_round},
+        {"tojson", filter_tojson},
+        {"indent", filter_indent},
+        {"wordcount", filter_wordcount},
+        {"truncate", filter_truncate},
+        {"center", filter_center},
+        {"escape", filter_escape},
+        {"e", filter_escape},
+        {"forceescape", filter_escape},
+        {"safe", filter_safe},
+        {"format", filter_format},
+        {"attr", filter_attr},
         {NULL, NULL},
     };
     const struct jinja_function *found = jinja_function_find(filters, name);

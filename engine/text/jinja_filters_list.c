@@ -2,13 +2,16 @@
 #include "engine/text/jinja_run.h"
 
 #define FILTER(name)                                                                                                   \
-    static struct jinja_value filter_##name(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args)
+    static struct jinja_value filter_##name(struct jinja_run *run, struct jinja_value self,                            \
+                                            const struct jinja_args *args)
 
 static struct jinja_value list_value(struct jinja_list *list) {
     return (struct jinja_value){.kind = JINJA_LIST, .list = list};
 }
 
-static struct jinja_list *list_new(struct jinja_run *run) { return jinja_list_new(&run->heap, JINJA_LIST, 0).list; }
+static struct jinja_list *list_new(struct jinja_run *run) {
+    return jinja_list_new(&run->heap, JINJA_LIST, 0).list;
+}
 
 static void add(struct jinja_run *run, struct jinja_list *list, struct jinja_value item) {
     jinja_step(&run->heap, 1);
@@ -27,19 +30,27 @@ static struct jinja_value pick(struct jinja_run *run, struct jinja_value item, c
 }
 
 /* The argument of that name unless none; NULL when not given. `store` keeps it. */
-static const struct jinja_value *attribute_arg(const struct jinja_args *args, size_t position, struct jinja_value *store) {
+static const struct jinja_value *attribute_arg(const struct jinja_args *args, size_t position,
+                                               struct jinja_value *store) {
     return jinja_arg(args, position, "attribute", store) && store->kind != JINJA_NONE ? store : NULL;
 }
 
 FILTER(length) {
     switch (self.kind) {
-    case JINJA_UNDEFINED: return jinja_int(0);
-    case JINJA_STRING: return jinja_int((int64_t)jinja_str_length(&run->heap, *self.str));
+    case JINJA_UNDEFINED:
+        return jinja_int(0);
+    case JINJA_STRING:
+        return jinja_int((int64_t)jinja_str_length(&run->heap, *self.str));
     case JINJA_LIST:
-    case JINJA_TUPLE: return jinja_int((int64_t)self.list->count);
-    case JINJA_DICT: jinja_dict_read(&run->heap, self.dict); return jinja_int((int64_t)self.dict->count);
-    case JINJA_LOOP: return jinja_int((int64_t)self.loop->count);
-    default: jinja_fail(&run->heap, "object of type '%s' has no len()", jinja_type(self));
+    case JINJA_TUPLE:
+        return jinja_int((int64_t)self.list->count);
+    case JINJA_DICT:
+        jinja_dict_read(&run->heap, self.dict);
+        return jinja_int((int64_t)self.dict->count);
+    case JINJA_LOOP:
+        return jinja_int((int64_t)self.loop->count);
+    default:
+        jinja_fail(&run->heap, "object of type '%s' has no len()", jinja_type(self));
     }
 }
 
@@ -87,8 +98,8 @@ FILTER(join) {
 }
 
 /* A filter or test named by an argument, with the arguments after it. */
-static const struct jinja_function *named_function(struct jinja_run *run, const struct jinja_args *args, size_t position,
-                                                   bool test, struct jinja_args *rest) {
+static const struct jinja_function *named_function(struct jinja_run *run, const struct jinja_args *args,
+                                                   size_t position, bool test, struct jinja_args *rest) {
     struct jinja_str name = jinja_arg_str(run, args, position, "name", "");
     const struct jinja_function *function = test ? jinja_test_find(name) : jinja_filter_find(name);
     if (!function)
@@ -138,10 +149,18 @@ static struct jinja_value choose(struct jinja_run *run, struct jinja_value self,
     }
     return list_value(chosen);
 }
-FILTER(select) { return choose(run, self, args, false, true); }
-FILTER(reject) { return choose(run, self, args, false, false); }
-FILTER(selectattr) { return choose(run, self, args, true, true); }
-FILTER(rejectattr) { return choose(run, self, args, true, false); }
+FILTER(select) {
+    return choose(run, self, args, false, true);
+}
+FILTER(reject) {
+    return choose(run, self, args, false, false);
+}
+FILTER(selectattr) {
+    return choose(run, self, args, true, true);
+}
+FILTER(rejectattr) {
+    return choose(run, self, args, true, false);
+}
 
 FILTER(items) {
     if (self.kind == JINJA_UNDEFINED) return list_value(list_new(run));
@@ -162,8 +181,8 @@ FILTER(sum) {
 }
 
 /* The keys to compare items by: `attribute` may name several, with commas between. */
-static struct jinja_list *sort_keys(struct jinja_run *run, struct jinja_list *items, const struct jinja_value *attribute,
-                                    bool case_sensitive) {
+static struct jinja_list *sort_keys(struct jinja_run *run, struct jinja_list *items,
+                                    const struct jinja_value *attribute, bool case_sensitive) {
     struct jinja_list *keys = list_new(run), *parts = NULL;
     if (attribute && attribute->kind == JINJA_STRING) {
         struct jinja_value comma = jinja_text(&run->heap, ",");
@@ -217,7 +236,8 @@ FILTER(unique) {
     return list_value(kept);
 }
 
-static struct jinja_value extreme(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, int sign) {
+static struct jinja_value extreme(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
+                                  int sign) {
     struct jinja_value store;
     const struct jinja_value *attribute = attribute_arg(args, 1, &store);
     struct jinja_list *items = jinja_iterate(&run->heap, self);
@@ -228,8 +248,12 @@ static struct jinja_value extreme(struct jinja_run *run, struct jinja_value self
         if (jinja_order(&run->heap, keys->items[i], keys->items[best], "<") * sign > 0) best = i;
     return items->items[best];
 }
-FILTER(min) { return extreme(run, self, args, -1); }
-FILTER(max) { return extreme(run, self, args, 1); }
+FILTER(min) {
+    return extreme(run, self, args, -1);
+}
+FILTER(max) {
+    return extreme(run, self, args, 1);
+}
 
 FILTER(groupby) {
     struct jinja_value attribute = jinja_arg_need(run, args, 0, "attribute");
@@ -284,10 +308,27 @@ FILTER(slice) {
 }
 
 const struct jinja_function jinja_filters_list[] = {
-    {"length", filter_length}, {"count", filter_length},   {"list", filter_list},       {"first", filter_first},
-    {"last", filter_last},     {"reverse", filter_reverse}, {"join", filter_join},      {"map", filter_map},
-    {"select", filter_select}, {"reject", filter_reject},  {"selectattr", filter_selectattr},
-    {"rejectattr", filter_rejectattr}, {"items", filter_items}, {"sum", filter_sum},    {"sort", filter_sort},
-    {"dictsort", filter_dictsort}, {"unique", filter_unique}, {"min", filter_min},      {"max", filter_max},
-    {"groupby", filter_groupby}, {"batch", filter_batch},  {"slice", filter_slice},     {NULL, NULL},
+    {"length", filter_length},
+    {"count", filter_length},
+    {"list", filter_list},
+    {"first", filter_first},
+    {"last", filter_last},
+    {"reverse", filter_reverse},
+    {"join", filter_join},
+    {"map", filter_map},
+    {"select", filter_select},
+    {"reject", filter_reject},
+    {"selectattr", filter_selectattr},
+    {"rejectattr", filter_rejectattr},
+    {"items", filter_items},
+    {"sum", filter_sum},
+    {"sort", filter_sort},
+    {"dictsort", filter_dictsort},
+    {"unique", filter_unique},
+    {"min", filter_min},
+    {"max", filter_max},
+    {"groupby", filter_groupby},
+    {"batch", filter_batch},
+    {"slice", filter_slice},
+    {NULL, NULL},
 };

@@ -1,4 +1,5 @@
-/* The two ways of Python to format, as far as templates use them: '%s %5.1f' % values, and '{} {name:>8}'.format(values). */
+/* The two ways of Python to format, as far as templates use them: '%s %5.1f' % values, and '{}
+ * {name:>8}'.format(values). */
 #include <math.h>
 #include <stdio.h>
 
@@ -24,9 +25,12 @@ static int64_t number_take(struct jinja_run *run, struct jinja_str format, size_
     return value;
 }
 
-static char at_char(struct jinja_str s, size_t at) { return at < s.bytes ? s.data[at] : '\0'; }
+static char at_char(struct jinja_str s, size_t at) {
+    return at < s.bytes ? s.data[at] : '\0';
+}
 
-static void build_number(struct jinja_run *run, struct jinja_builder *b, const struct spec *spec, struct jinja_value v) {
+static void build_number(struct jinja_run *run, struct jinja_builder *b, const struct spec *spec,
+                         struct jinja_value v) {
     char format[16], text[400]; /* %.*f of the largest double has 309 digits before the point */
     const char *plus = spec->plus ? "+" : spec->space ? " " : "";
     jinja_need_defined(&run->heap, v);
@@ -39,7 +43,8 @@ static void build_number(struct jinja_run *run, struct jinja_builder *b, const s
         int64_t i = v.kind == JINJA_FLOAT ? (int64_t)f : v.kind == JINJA_BOOL ? v.b : v.i;
         char conversion = spec->conversion == 'i' || spec->conversion == 'u' ? 'd' : spec->conversion;
         bool minus = conversion != 'd' && i < 0;
-        snprintf(format, sizeof format, "%%%s%sll%c", conversion == 'd' ? plus : "", spec->alternate ? "#" : "", conversion);
+        snprintf(format, sizeof format, "%%%s%sll%c", conversion == 'd' ? plus : "", spec->alternate ? "#" : "",
+                 conversion);
         snprintf(text, sizeof text, format, minus ? (long long)(0 - (uint64_t)i) : (long long)i);
         if (minus) jinja_build_text(&run->heap, b, "-");
     } else {
@@ -80,14 +85,23 @@ static struct spec percent_spec(struct jinja_run *run, struct jinja_str format, 
     bool flags = true;
     while (flags) {
         switch (at_char(format, *at)) {
-        case '-': spec.align = '<'; break;
+        case '-':
+            spec.align = '<';
+            break;
         case '0':
             if (spec.align != '<') spec.align = '=';
             break;
-        case '+': spec.plus = true; break;
-        case ' ': spec.space = true; break;
-        case '#': spec.alternate = true; break;
-        default: flags = false;
+        case '+':
+            spec.plus = true;
+            break;
+        case ' ':
+            spec.space = true;
+            break;
+        case '#':
+            spec.alternate = true;
+            break;
+        default:
+            flags = false;
         }
         *at += flags;
     }
@@ -97,7 +111,8 @@ static struct spec percent_spec(struct jinja_run *run, struct jinja_str format, 
         spec.precision = number_take(run, format, at);
     }
     spec.conversion = at_char(format, (*at)++);
-    if (!spec.conversion || !strchr("srdiuxXofFeEgGa%", spec.conversion)) jinja_fail(&run->heap, "unsupported format character");
+    if (!spec.conversion || !strchr("srdiuxXofFeEgGa%", spec.conversion))
+        jinja_fail(&run->heap, "unsupported format character");
     if (spec.align == '=' && strchr("sra", spec.conversion)) spec.align = '>';
     if (spec.align == '=') spec.fill = jinja_str_lit("0");
     return spec;

@@ -49,7 +49,8 @@ static struct jinja_value call_dict(struct jinja_run *run, struct jinja_value se
     return dict;
 }
 
-static struct jinja_value call_namespace(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args) {
+static struct jinja_value call_namespace(struct jinja_run *run, struct jinja_value self,
+                                         const struct jinja_args *args) {
     struct jinja_value space = call_dict(run, self, args);
     space.kind = JINJA_NAMESPACE;
     return space;
@@ -121,10 +122,10 @@ const struct jinja_function jinja_cycler_methods[] = {{"next", cycler_next}, {"r
 
 const struct jinja_function *jinja_global_find(struct jinja_str name) {
     static const struct jinja_function globals[] = {
-        {"range", call_range},     {"dict", call_dict},
-        {"namespace", call_namespace}, {"raise_exception", call_raise},
+        {"range", call_range},           {"dict", call_dict},
+        {"namespace", call_namespace},   {"raise_exception", call_raise},
         {"strftime_now", call_strftime}, {"cycler", call_cycler},
-        {"joiner", call_joiner},   {NULL, NULL},
+        {"joiner", call_joiner},         {NULL, NULL},
     };
     return jinja_function_find(globals, name);
 }

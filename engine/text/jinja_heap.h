@@ -1,5 +1,5 @@
-/* jinja_heap.h: what one compile or one render may use, and how it ends early. Memory is handed out and never given back
- * before the end; steps, memory and depth are counted down. Whatever goes wrong jumps to the landing point that
+/* jinja_heap.h: what one compile or one render may use, and how it ends early. Memory is handed out and never given
+ * back before the end; steps, memory and depth are counted down. Whatever goes wrong jumps to the landing point that
  * jinja_compile or jinja_render has set: no C function in between holds anything but memory of this heap, so nothing is
  * left to unwind. One thread. Inside engine/text/jinja*.c only. */
 #ifndef QUIRE_TEXT_JINJA_HEAP_H
@@ -17,7 +17,7 @@ struct jinja_chunk;
 struct jinja_heap {
     struct jinja_limits limits; /* as given, for the sentences */
     size_t steps_left, memory_left, depth_left;
-    uint32_t line; /* of the template, for the sentences; 0: unknown */
+    uint32_t line;  /* of the template, for the sentences; 0: unknown */
     struct err err; /* what ended it */
     jmp_buf landing;
     struct jinja_chunk *chunks; /* newest first */
@@ -45,12 +45,16 @@ static inline void jinja_step(struct jinja_heap *heap, size_t steps) {
 }
 
 /* Work that is linear in some text: 32 bytes a step. */
-static inline void jinja_step_bytes(struct jinja_heap *heap, size_t bytes) { jinja_step(heap, bytes / 32); }
+static inline void jinja_step_bytes(struct jinja_heap *heap, size_t bytes) {
+    jinja_step(heap, bytes / 32);
+}
 
 static inline void jinja_enter(struct jinja_heap *heap) {
     if (heap->depth_left == 0) jinja_fail_depth(heap);
     heap->depth_left--;
 }
-static inline void jinja_leave(struct jinja_heap *heap) { heap->depth_left++; }
+static inline void jinja_leave(struct jinja_heap *heap) {
+    heap->depth_left++;
+}
 
 #endif

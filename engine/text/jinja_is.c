@@ -17,7 +17,8 @@ static bool remainder_is(struct jinja_run *run, struct jinja_value v, struct jin
 }
 
 /* Whether all letters of str(v) are of one case, and there is one. */
-static bool all_of(struct jinja_run *run, struct jinja_value v, utf8proc_category_t wanted, utf8proc_category_t opposite) {
+static bool all_of(struct jinja_run *run, struct jinja_value v, utf8proc_category_t wanted,
+                   utf8proc_category_t opposite) {
     struct jinja_str s = jinja_to_str(&run->heap, v);
     bool any = false;
     jinja_step_bytes(&run->heap, 4 * s.bytes);
@@ -37,9 +38,9 @@ static bool has_items(struct jinja_value v) {
 }
 
 static bool same_as(struct jinja_run *run, struct jinja_value a, struct jinja_value b) {
-    return a.kind == b.kind && (a.kind == JINJA_LIST || a.kind == JINJA_TUPLE || a.kind == JINJA_DICT
-                                    ? a.list == b.list
-                                    : jinja_equal(&run->heap, a, b));
+    return a.kind == b.kind &&
+           (a.kind == JINJA_LIST || a.kind == JINJA_TUPLE || a.kind == JINJA_DICT ? a.list == b.list
+                                                                                  : jinja_equal(&run->heap, a, b));
 }
 
 TEST(defined, v.kind != JINJA_UNDEFINED)
@@ -73,16 +74,45 @@ TEST(test, jinja_test_find(jinja_to_str(&run->heap, v)) != NULL)
 
 const struct jinja_function *jinja_test_find(struct jinja_str name) {
     static const struct jinja_function tests[] = {
-        {"defined", is_defined},     {"undefined", is_undefined}, {"none", is_none},     {"string", is_string},
-        {"mapping", is_mapping},     {"iterable", is_iterable},   {"sequence", is_iterable}, {"number", is_number},
-        {"integer", is_integer},     {"float", is_float},         {"boolean", is_boolean}, {"true", is_true},
-        {"false", is_false},         {"callable", is_callable},   {"odd", is_odd},       {"even", is_even},
-        {"divisibleby", is_divisibleby}, {"eq", is_eq},           {"equalto", is_eq},    {"==", is_eq},
-        {"ne", is_ne},               {"!=", is_ne},               {"gt", is_gt},         {"greaterthan", is_gt},
-        {">", is_gt},                {"lt", is_lt},               {"lessthan", is_lt},   {"<", is_lt},
-        {"ge", is_ge},               {">=", is_ge},               {"le", is_le},         {"<=", is_le},
-        {"in", is_in},               {"sameas", is_sameas},       {"lower", is_lower},   {"upper", is_upper},
-        {"filter", is_filter},       {"test", is_test},           {NULL, NULL},
+        {"defined", is_defined},
+        {"undefined", is_undefined},
+        {"none", is_none},
+        {"string", is_string},
+        {"mapping", is_mapping},
+        {"iterable", is_iterable},
+        {"sequence", is_iterable},
+        {"number", is_number},
+        {"integer", is_integer},
+        {"float", is_float},
+        {"boolean", is_boolean},
+        {"true", is_true},
+        {"false", is_false},
+        {"callable", is_callable},
+        {"odd", is_odd},
+        {"even", is_even},
+        {"divisibleby", is_divisibleby},
+        {"eq", is_eq},
+        {"equalto", is_eq},
+        {"==", is_eq},
+        {"ne", is_ne},
+        {"!=", is_ne},
+        {"gt", is_gt},
+        {"greaterthan", is_gt},
+        {">", is_gt},
+        {"lt", is_lt},
+        {"lessthan", is_lt},
+        {"<", is_lt},
+        {"ge", is_ge},
+        {">=", is_ge},
+        {"le", is_le},
+        {"<=", is_le},
+        {"in", is_in},
+        {"sameas", is_sameas},
+        {"lower", is_lower},
+        {"upper", is_upper},
+        {"filter", is_filter},
+        {"test", is_test},
+        {NULL, NULL},
     };
     return jinja_function_find(tests, name);
 }

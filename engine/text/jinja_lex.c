@@ -7,7 +7,7 @@ struct lexer {
     struct jinja_heap *heap;
     const char *text; /* [bytes], newlines normalised */
     size_t bytes, at;
-    bool line_start; /* nothing but ended lines before `at`, so white space here may be indentation */
+    bool line_start;            /* nothing but ended lines before `at`, so white space here may be indentation */
     struct jinja_token *tokens; /* [count] */
     size_t count, capacity;
 };
@@ -81,7 +81,9 @@ static bool closes(const struct lexer *lexer, char mark) {
 static bool name_begins(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (unsigned char)c >= 0x80;
 }
-static bool digit(char c) { return c >= '0' && c <= '9'; }
+static bool digit(char c) {
+    return c >= '0' && c <= '9';
+}
 
 static void lex_name(struct lexer *lexer) {
     size_t n = 1;
@@ -200,7 +202,8 @@ static void lex_operator(struct lexer *lexer) {
             advance(lexer, 2);
             return;
         }
-    if (!a || !strchr("+-/*%~[](){}><=.:|,;", a)) jinja_fail(lexer->heap, "unexpected character '%c'", a < 32 ? '?' : a);
+    if (!a || !strchr("+-/*%~[](){}><=.:|,;", a))
+        jinja_fail(lexer->heap, "unexpected character '%c'", a < 32 ? '?' : a);
     token_add(lexer, JINJA_TOK_OP)->op = a;
     advance(lexer, 1);
 }

@@ -1,8 +1,6 @@
 /* The methods of dicts and lists. Those of strings are in jinja_methods_str.c. */
 #include "engine/text/jinja_run.h"
 
-
-
 static struct jinja_value dict_items(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args) {
     return (struct jinja_value){.kind = JINJA_LIST, .list = jinja_dict_items(&run->heap, self.dict)};
 }
@@ -37,7 +35,8 @@ static struct jinja_value dict_pop(struct jinja_run *run, struct jinja_value sel
     return value;
 }
 
-static struct jinja_value dict_setdefault(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args) {
+static struct jinja_value dict_setdefault(struct jinja_run *run, struct jinja_value self,
+                                          const struct jinja_args *args) {
     struct jinja_value key = jinja_arg_need(run, args, 0, "key"), *found = jinja_dict_find(&run->heap, self.dict, key);
     struct jinja_value value = jinja_none();
     if (found) return *found;
@@ -167,14 +166,29 @@ static struct jinja_value list_clear(struct jinja_run *run, struct jinja_value s
 
 const struct jinja_function *jinja_method_find(int of, struct jinja_str name) {
     static const struct jinja_function lists[] = {
-        {"append", list_append}, {"extend", list_extend}, {"insert", list_insert}, {"pop", list_pop},
-        {"remove", list_remove}, {"index", list_index},   {"count", list_count},   {"copy", list_copy},
-        {"reverse", list_reverse}, {"clear", list_clear}, {NULL, NULL},
+        {"append", list_append},
+        {"extend", list_extend},
+        {"insert", list_insert},
+        {"pop", list_pop},
+        {"remove", list_remove},
+        {"index", list_index},
+        {"count", list_count},
+        {"copy", list_copy},
+        {"reverse", list_reverse},
+        {"clear", list_clear},
+        {NULL, NULL},
     };
     static const struct jinja_function dicts[] = {
-        {"items", dict_items}, {"keys", dict_keys},     {"values", dict_values},         {"get", dict_get},
-        {"pop", dict_pop},     {"update", dict_update}, {"setdefault", dict_setdefault}, {"copy", dict_copy},
-        {"clear", dict_clear}, {NULL, NULL},
+        {"items", dict_items},
+        {"keys", dict_keys},
+        {"values", dict_values},
+        {"get", dict_get},
+        {"pop", dict_pop},
+        {"update", dict_update},
+        {"setdefault", dict_setdefault},
+        {"copy", dict_copy},
+        {"clear", dict_clear},
+        {NULL, NULL},
     };
     if (of == JINJA_METHODS_STR) return jinja_function_find(jinja_methods_str, name);
     return jinja_function_find(of == JINJA_METHODS_LIST ? lists : dicts, name);

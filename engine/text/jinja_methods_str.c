@@ -6,31 +6,51 @@
 #define METHOD(name)                                                                                                   \
     static struct jinja_value str_##name(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args)
 
-static struct jinja_value string(struct jinja_run *run, struct jinja_str s) { return jinja_string(&run->heap, s); }
+static struct jinja_value string(struct jinja_run *run, struct jinja_str s) {
+    return jinja_string(&run->heap, s);
+}
 
 static struct jinja_value change_case(struct jinja_run *run, struct jinja_value self, enum jinja_case how) {
     return string(run, jinja_str_case(&run->heap, *self.str, how));
 }
-METHOD(upper) { return change_case(run, self, JINJA_UPPER); }
-METHOD(lower) { return change_case(run, self, JINJA_LOWER); }
-METHOD(title) { return change_case(run, self, JINJA_TITLE); }
-METHOD(capitalize) { return change_case(run, self, JINJA_CAPITALIZE); }
-METHOD(swapcase) { return change_case(run, self, JINJA_SWAP); }
+METHOD(upper) {
+    return change_case(run, self, JINJA_UPPER);
+}
+METHOD(lower) {
+    return change_case(run, self, JINJA_LOWER);
+}
+METHOD(title) {
+    return change_case(run, self, JINJA_TITLE);
+}
+METHOD(capitalize) {
+    return change_case(run, self, JINJA_CAPITALIZE);
+}
+METHOD(swapcase) {
+    return change_case(run, self, JINJA_SWAP);
+}
 
-static struct jinja_value strip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, int sides) {
+static struct jinja_value strip(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
+                                int sides) {
     struct jinja_value chars;
     bool given = jinja_arg(args, 0, "chars", &chars) && chars.kind != JINJA_NONE;
     if (given && chars.kind != JINJA_STRING) jinja_fail(&run->heap, "strip arg must be None or str");
     return string(run, jinja_str_strip(&run->heap, *self.str, given ? chars.str : NULL, sides));
 }
-METHOD(strip) { return strip(run, self, args, JINJA_STRIP_LEFT | JINJA_STRIP_RIGHT); }
-METHOD(lstrip) { return strip(run, self, args, JINJA_STRIP_LEFT); }
-METHOD(rstrip) { return strip(run, self, args, JINJA_STRIP_RIGHT); }
+METHOD(strip) {
+    return strip(run, self, args, JINJA_STRIP_LEFT | JINJA_STRIP_RIGHT);
+}
+METHOD(lstrip) {
+    return strip(run, self, args, JINJA_STRIP_LEFT);
+}
+METHOD(rstrip) {
+    return strip(run, self, args, JINJA_STRIP_RIGHT);
+}
 
 static bool affix_is(struct jinja_run *run, const struct jinja_str *s, struct jinja_value affix, bool at_end) {
     if (affix.kind == JINJA_TUPLE) {
         for (size_t i = 0; i < affix.list->count; i++)
-            if (affix.list->items[i].kind == JINJA_STRING && affix_is(run, s, affix.list->items[i], at_end)) return true;
+            if (affix.list->items[i].kind == JINJA_STRING && affix_is(run, s, affix.list->items[i], at_end))
+                return true;
         return false;
     }
     jinja_need_defined(&run->heap, affix);
@@ -42,8 +62,12 @@ static bool affix_is(struct jinja_run *run, const struct jinja_str *s, struct ji
     size_t start = at_end ? s->bytes - bytes : 0;
     return jinja_str_equal(jinja_str_cut(*s, start, start + bytes), *affix.str);
 }
-METHOD(startswith) { return jinja_bool(affix_is(run, self.str, jinja_arg_need(run, args, 0, "prefix"), false)); }
-METHOD(endswith) { return jinja_bool(affix_is(run, self.str, jinja_arg_need(run, args, 0, "suffix"), true)); }
+METHOD(startswith) {
+    return jinja_bool(affix_is(run, self.str, jinja_arg_need(run, args, 0, "prefix"), false));
+}
+METHOD(endswith) {
+    return jinja_bool(affix_is(run, self.str, jinja_arg_need(run, args, 0, "suffix"), true));
+}
 
 METHOD(removeprefix) {
     struct jinja_value affix = jinja_arg_need(run, args, 0, "prefix");
@@ -74,7 +98,8 @@ static ptrdiff_t find_last(struct jinja_run *run, struct jinja_str s, struct jin
     return last;
 }
 
-static struct jinja_value find(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool last, bool must) {
+static struct jinja_value find(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool last,
+                               bool must) {
     struct jinja_str needle = jinja_arg_str(run, args, 0, "sub", "");
     struct jinja_value bounds[3] = {jinja_none(), jinja_none(), jinja_none()};
     jinja_arg(args, 1, "start", &bounds[0]);
@@ -85,10 +110,18 @@ static struct jinja_value find(struct jinja_run *run, struct jinja_value self, c
     if (at < 0 && must) jinja_fail(&run->heap, "substring not found");
     return jinja_int(at < 0 ? -1 : (int64_t)jinja_str_points(&run->heap, *self.str, base + (size_t)at));
 }
-METHOD(find) { return find(run, self, args, false, false); }
-METHOD(rfind) { return find(run, self, args, true, false); }
-METHOD(index) { return find(run, self, args, false, true); }
-METHOD(rindex) { return find(run, self, args, true, true); }
+METHOD(find) {
+    return find(run, self, args, false, false);
+}
+METHOD(rfind) {
+    return find(run, self, args, true, false);
+}
+METHOD(index) {
+    return find(run, self, args, false, true);
+}
+METHOD(rindex) {
+    return find(run, self, args, true, true);
+}
 
 METHOD(count) {
     struct jinja_str needle = jinja_arg_str(run, args, 0, "sub", "");
@@ -189,7 +222,8 @@ METHOD(splitlines) {
     return list;
 }
 
-static struct jinja_value partition(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, bool last) {
+static struct jinja_value partition(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
+                                    bool last) {
     struct jinja_str sep, s = *self.str, none = jinja_str_of("", 0);
     if (!separator(run, args, &sep)) jinja_fail(&run->heap, "partition needs a separator");
     ptrdiff_t hit = last ? find_last(run, s, sep, s.bytes) : jinja_str_find(&run->heap, s, sep, 0);
@@ -200,8 +234,12 @@ static struct jinja_value partition(struct jinja_run *run, struct jinja_value se
     add(run, parts, hit >= 0 ? jinja_str_cut(s, at + sep.bytes, s.bytes) : last ? s : none);
     return parts;
 }
-METHOD(partition) { return partition(run, self, args, false); }
-METHOD(rpartition) { return partition(run, self, args, true); }
+METHOD(partition) {
+    return partition(run, self, args, false);
+}
+METHOD(rpartition) {
+    return partition(run, self, args, true);
+}
 
 METHOD(join) {
     struct jinja_list *items = jinja_iterate(&run->heap, jinja_arg_need(run, args, 0, "iterable"));
@@ -209,17 +247,21 @@ METHOD(join) {
     for (size_t i = 0; i < items->count; i++) {
         jinja_step(&run->heap, 1);
         if (items->items[i].kind != JINJA_STRING)
-            jinja_fail(&run->heap, "sequence item %zu: expected str instance, %s found", i, jinja_type(items->items[i]));
+            jinja_fail(&run->heap, "sequence item %zu: expected str instance, %s found", i,
+                       jinja_type(items->items[i]));
         if (i) jinja_build(&run->heap, &b, *self.str);
         jinja_build(&run->heap, &b, *items->items[i].str);
     }
     return string(run, jinja_build_end(&run->heap, &b));
 }
 
-METHOD(format) { return string(run, jinja_format_braces(run, *self.str, args)); }
+METHOD(format) {
+    return string(run, jinja_format_braces(run, *self.str, args));
+}
 
 /* align: '<' text first, '>' text last, '^' in the middle as str.center has it. */
-static struct jinja_value justify(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args, char align) {
+static struct jinja_value justify(struct jinja_run *run, struct jinja_value self, const struct jinja_args *args,
+                                  char align) {
     struct jinja_builder b = {0};
     struct jinja_str fill = jinja_arg_str(run, args, 1, "fillchar", " ");
     int64_t width = jinja_to_int(run, jinja_arg_need(run, args, 0, "width"));
@@ -230,9 +272,15 @@ static struct jinja_value justify(struct jinja_run *run, struct jinja_value self
     jinja_build(&run->heap, &b, jinja_str_repeat(&run->heap, fill, pad - before));
     return string(run, jinja_build_end(&run->heap, &b));
 }
-METHOD(center) { return justify(run, self, args, '^'); }
-METHOD(ljust) { return justify(run, self, args, '<'); }
-METHOD(rjust) { return justify(run, self, args, '>'); }
+METHOD(center) {
+    return justify(run, self, args, '^');
+}
+METHOD(ljust) {
+    return justify(run, self, args, '<');
+}
+METHOD(rjust) {
+    return justify(run, self, args, '>');
+}
 
 METHOD(zfill) {
     struct jinja_str s = *self.str;
@@ -249,13 +297,19 @@ static bool is_letter(uint32_t c) {
     utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
     return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
 }
-static bool is_decimal(uint32_t c) { return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_ND; }
+static bool is_decimal(uint32_t c) {
+    return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_ND;
+}
 static bool is_numeric(uint32_t c) {
     utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)c);
     return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
 }
-static bool is_alnum(uint32_t c) { return is_letter(c) || is_numeric(c); }
-static bool is_ascii(uint32_t c) { return c < 128; }
+static bool is_alnum(uint32_t c) {
+    return is_letter(c) || is_numeric(c);
+}
+static bool is_ascii(uint32_t c) {
+    return c < 128;
+}
 
 static struct jinja_value all(struct jinja_run *run, struct jinja_value self, bool (*holds)(uint32_t), bool empty) {
     for (size_t at = 0; at < self.str->bytes;) {
@@ -266,28 +320,70 @@ static struct jinja_value all(struct jinja_run *run, struct jinja_value self, bo
     }
     return jinja_bool(empty || self.str->bytes > 0);
 }
-METHOD(isalpha) { return all(run, self, is_letter, false); }
-METHOD(isdigit) { return all(run, self, is_decimal, false); }
-METHOD(isnumeric) { return all(run, self, is_numeric, false); }
-METHOD(isalnum) { return all(run, self, is_alnum, false); }
-METHOD(isspace) { return all(run, self, jinja_space, false); }
-METHOD(isascii) { return all(run, self, is_ascii, true); }
-METHOD(isupper) { return jinja_test_find(jinja_str_lit("upper"))->call(run, self, args); }
-METHOD(islower) { return jinja_test_find(jinja_str_lit("lower"))->call(run, self, args); }
+METHOD(isalpha) {
+    return all(run, self, is_letter, false);
+}
+METHOD(isdigit) {
+    return all(run, self, is_decimal, false);
+}
+METHOD(isnumeric) {
+    return all(run, self, is_numeric, false);
+}
+METHOD(isalnum) {
+    return all(run, self, is_alnum, false);
+}
+METHOD(isspace) {
+    return all(run, self, jinja_space, false);
+}
+METHOD(isascii) {
+    return all(run, self, is_ascii, true);
+}
+METHOD(isupper) {
+    return jinja_test_find(jinja_str_lit("upper"))->call(run, self, args);
+}
+METHOD(islower) {
+    return jinja_test_find(jinja_str_lit("lower"))->call(run, self, args);
+}
 
 const struct jinja_function jinja_methods_str[] = {
-    {"upper", str_upper},           {"lower", str_lower},           {"title", str_title},
-    {"capitalize", str_capitalize}, {"swapcase", str_swapcase},     {"casefold", str_lower},
-    {"strip", str_strip},           {"lstrip", str_lstrip},         {"rstrip", str_rstrip},
-    {"startswith", str_startswith}, {"endswith", str_endswith},     {"removeprefix", str_removeprefix},
-    {"removesuffix", str_removesuffix}, {"replace", str_replace},   {"find", str_find},
-    {"rfind", str_rfind},           {"index", str_index},           {"rindex", str_rindex},
-    {"count", str_count},           {"split", str_split},           {"rsplit", str_rsplit},
-    {"splitlines", str_splitlines}, {"partition", str_partition},   {"rpartition", str_rpartition},
-    {"join", str_join},             {"format", str_format},         {"center", str_center},
-    {"ljust", str_ljust},           {"rjust", str_rjust},           {"zfill", str_zfill},
-    {"isalpha", str_isalpha},       {"isdigit", str_isdigit},       {"isdecimal", str_isdigit},
-    {"isnumeric", str_isnumeric},   {"isalnum", str_isalnum},       {"isspace", str_isspace},
-    {"isascii", str_isascii},       {"isupper", str_isupper},       {"islower", str_islower},
+    {"upper", str_upper},
+    {"lower", str_lower},
+    {"title", str_title},
+    {"capitalize", str_capitalize},
+    {"swapcase", str_swapcase},
+    {"casefold", str_lower},
+    {"strip", str_strip},
+    {"lstrip", str_lstrip},
+    {"rstrip", str_rstrip},
+    {"startswith", str_startswith},
+    {"endswith", str_endswith},
+    {"removeprefix", str_removeprefix},
+    {"removesuffix", str_removesuffix},
+    {"replace", str_replace},
+    {"find", str_find},
+    {"rfind", str_rfind},
+    {"index", str_index},
+    {"rindex", str_rindex},
+    {"count", str_count},
+    {"split", str_split},
+    {"rsplit", str_rsplit},
+    {"splitlines", str_splitlines},
+    {"partition", str_partition},
+    {"rpartition", str_rpartition},
+    {"join", str_join},
+    {"format", str_format},
+    {"center", str_center},
+    {"ljust", str_ljust},
+    {"rjust", str_rjust},
+    {"zfill", str_zfill},
+    {"isalpha", str_isalpha},
+    {"isdigit", str_isdigit},
+    {"isdecimal", str_isdigit},
+    {"isnumeric", str_isnumeric},
+    {"isalnum", str_isalnum},
+    {"isspace", str_isspace},
+    {"isascii", str_isascii},
+    {"isupper", str_isupper},
+    {"islower", str_islower},
     {NULL, NULL},
 };

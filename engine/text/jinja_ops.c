@@ -3,11 +3,13 @@
 
 #include "engine/text/jinja_run.h"
 
-static _Noreturn void fail_operands(struct jinja_run *run, const char *sign, struct jinja_value a, struct jinja_value b) {
+static _Noreturn void fail_operands(struct jinja_run *run, const char *sign, struct jinja_value a,
+                                    struct jinja_value b) {
     jinja_need_defined(&run->heap, a);
     jinja_need_defined(&run->heap, b);
     if (sign[0] == '+' && (a.kind == JINJA_STRING || a.kind == JINJA_LIST))
-        jinja_fail(&run->heap, "can only concatenate %s (not \"%s\") to %s", jinja_type(a), jinja_type(b), jinja_type(a));
+        jinja_fail(&run->heap, "can only concatenate %s (not \"%s\") to %s", jinja_type(a), jinja_type(b),
+                   jinja_type(a));
     jinja_fail(&run->heap, "unsupported operand type(s) for %s: '%s' and '%s'", sign, jinja_type(a), jinja_type(b));
 }
 
@@ -38,11 +40,20 @@ static struct jinja_value int_binary(struct jinja_run *run, int op, int64_t a, i
     bool overflow = false;
     if ((op == '/' || op == JINJA_OP('/', '/') || op == '%') && b == 0) jinja_fail(&run->heap, "division by zero");
     switch (op) {
-    case '+': overflow = __builtin_add_overflow(a, b, &r); break;
-    case '-': overflow = __builtin_sub_overflow(a, b, &r); break;
-    case '*': overflow = __builtin_mul_overflow(a, b, &r); break;
-    case '/': return jinja_float((double)a / (double)b);
-    case JINJA_OP('/', '/'): r = floor_div(run, a, b); break;
+    case '+':
+        overflow = __builtin_add_overflow(a, b, &r);
+        break;
+    case '-':
+        overflow = __builtin_sub_overflow(a, b, &r);
+        break;
+    case '*':
+        overflow = __builtin_mul_overflow(a, b, &r);
+        break;
+    case '/':
+        return jinja_float((double)a / (double)b);
+    case JINJA_OP('/', '/'):
+        r = floor_div(run, a, b);
+        break;
     case '%':
         r = b == -1 ? 0 : a % b;
         if (r != 0 && (r < 0) != (b < 0)) r += b;
@@ -57,17 +68,24 @@ static struct jinja_value int_binary(struct jinja_run *run, int op, int64_t a, i
 
 static struct jinja_value float_binary(struct jinja_run *run, int op, double a, double b) {
     double r;
-    if ((op == '/' || op == JINJA_OP('/', '/') || op == '%') && b == 0) jinja_fail(&run->heap, "float division by zero");
+    if ((op == '/' || op == JINJA_OP('/', '/') || op == '%') && b == 0)
+        jinja_fail(&run->heap, "float division by zero");
     switch (op) {
-    case '+': return jinja_float(a + b);
-    case '-': return jinja_float(a - b);
-    case '*': return jinja_float(a * b);
-    case '/': return jinja_float(a / b);
-    case JINJA_OP('/', '/'): return jinja_float(floor(a / b));
+    case '+':
+        return jinja_float(a + b);
+    case '-':
+        return jinja_float(a - b);
+    case '*':
+        return jinja_float(a * b);
+    case '/':
+        return jinja_float(a / b);
+    case JINJA_OP('/', '/'):
+        return jinja_float(floor(a / b));
     case '%':
         r = fmod(a, b);
         return jinja_float(r != 0 && (r < 0) != (b < 0) ? r + b : r);
-    default: return jinja_float(pow(a, b));
+    default:
+        return jinja_float(pow(a, b));
     }
 }
 
@@ -119,7 +137,8 @@ struct jinja_value jinja_binary(struct jinja_run *run, int op, struct jinja_valu
         if (repeats) return list_repeat(run, a, jinja_to_int(run, b));
         if (op != '+' || b.kind != a.kind) fail_operands(run, sign, a, b);
         return list_concat(run, a, b);
-    default: fail_operands(run, sign, a, b);
+    default:
+        fail_operands(run, sign, a, b);
     }
 }
 
@@ -132,7 +151,8 @@ struct jinja_value jinja_negate(struct jinja_run *run, struct jinja_value v) {
 
 bool jinja_contains(struct jinja_run *run, struct jinja_value container, struct jinja_value item) {
     switch (container.kind) {
-    case JINJA_UNDEFINED: return false;
+    case JINJA_UNDEFINED:
+        return false;
     case JINJA_STRING:
         jinja_need_defined(&run->heap, item);
         if (item.kind != JINJA_STRING)
@@ -143,18 +163,25 @@ bool jinja_contains(struct jinja_run *run, struct jinja_value container, struct 
         for (size_t i = 0; i < container.list->count; i++)
             if (jinja_equal(&run->heap, container.list->items[i], item)) return true;
         return false;
-    case JINJA_DICT: return jinja_dict_find(&run->heap, container.dict, item) != NULL;
-    default: jinja_fail(&run->heap, "argument of type '%s' is not iterable", jinja_type(container));
+    case JINJA_DICT:
+        return jinja_dict_find(&run->heap, container.dict, item) != NULL;
+    default:
+        jinja_fail(&run->heap, "argument of type '%s' is not iterable", jinja_type(container));
     }
 }
 
 bool jinja_compare(struct jinja_run *run, int op, struct jinja_value a, struct jinja_value b) {
     switch (op) {
-    case JINJA_OP('=', '='): return jinja_equal(&run->heap, a, b);
-    case JINJA_OP('!', '='): return !jinja_equal(&run->heap, a, b);
-    case 'i': return jinja_contains(run, b, a);
-    case 'n': return !jinja_contains(run, b, a);
-    default: break;
+    case JINJA_OP('=', '='):
+        return jinja_equal(&run->heap, a, b);
+    case JINJA_OP('!', '='):
+        return !jinja_equal(&run->heap, a, b);
+    case 'i':
+        return jinja_contains(run, b, a);
+    case 'n':
+        return !jinja_contains(run, b, a);
+    default:
+        break;
     }
     if (jinja_is_number(a) && jinja_is_number(b) && (isnan(jinja_number(a)) || isnan(jinja_number(b)))) return false;
     const char sign[] = {(char)op, (char)(op >> 8), '\0'};
@@ -170,7 +197,8 @@ const struct jinja_function *jinja_method_of(struct jinja_value object, const st
     return object.kind == JINJA_DICT ? methods[JINJA_METHODS_DICT] : NULL;
 }
 
-static struct jinja_value method_bind(struct jinja_run *run, struct jinja_value self, const struct jinja_function *function) {
+static struct jinja_value method_bind(struct jinja_run *run, struct jinja_value self,
+                                      const struct jinja_function *function) {
     struct jinja_method *method = jinja_alloc(&run->heap, 1, sizeof *method);
     *method = (struct jinja_method){.self = self, .function = function};
     return (struct jinja_value){.kind = JINJA_METHOD, .method = method};
@@ -212,8 +240,11 @@ struct jinja_value jinja_attr(struct jinja_run *run, struct jinja_value object, 
     struct jinja_value *found;
     if (method) return method_bind(run, object, method);
     switch (object.kind) {
-    case JINJA_UNDEFINED: jinja_need_defined(&run->heap, object); break;
-    case JINJA_LOOP: return loop_attr(run, object, *name.str);
+    case JINJA_UNDEFINED:
+        jinja_need_defined(&run->heap, object);
+        break;
+    case JINJA_LOOP:
+        return loop_attr(run, object, *name.str);
     case JINJA_DICT:
     case JINJA_NAMESPACE:
         found = jinja_dict_find(&run->heap, object.dict, name);
@@ -231,7 +262,8 @@ struct jinja_value jinja_attr(struct jinja_run *run, struct jinja_value object, 
         method = jinja_function_find(jinja_cycler_methods, *name.str);
         if (method) return method_bind(run, object, method);
         break;
-    default: break;
+    default:
+        break;
     }
     return no_attr(run, object, *name.str);
 }
@@ -271,8 +303,8 @@ struct jinja_value jinja_item(struct jinja_run *run, struct jinja_value object, 
     }
     struct jinja_builder b = {0};
     jinja_build_value(heap, &b, key, true);
-    return jinja_undefined(heap, "%s object has no element %.*s", jinja_type(object), (int)(b.bytes < 80 ? b.bytes : 80),
-                           b.data);
+    return jinja_undefined(heap, "%s object has no element %.*s", jinja_type(object),
+                           (int)(b.bytes < 80 ? b.bytes : 80), b.data);
 }
 
 struct jinja_value jinja_attr_path(struct jinja_run *run, struct jinja_value object, struct jinja_value path) {
@@ -294,7 +326,8 @@ struct jinja_value jinja_attr_path(struct jinja_run *run, struct jinja_value obj
 }
 
 /* Bounds of a slice as Python's slice.indices gives them. */
-static int64_t slice_bound(struct jinja_run *run, struct jinja_value v, int64_t count, int64_t step, int64_t otherwise) {
+static int64_t slice_bound(struct jinja_run *run, struct jinja_value v, int64_t count, int64_t step,
+                           int64_t otherwise) {
     if (v.kind == JINJA_NONE) return otherwise;
     int64_t at = jinja_to_int(run, v), low = step < 0 ? -1 : 0, high = step < 0 ? count - 1 : count;
     if (at < 0) at += count;

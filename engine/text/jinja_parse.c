@@ -33,9 +33,10 @@ void jinja_unexpected(struct jinja_parser *p, const char *wanted) {
     else if (token->kind == JINJA_TOK_NAME || token->kind == JINJA_TOK_INT || token->kind == JINJA_TOK_FLOAT)
         snprintf(seen, sizeof seen, "'%.*s'", bytes, token->text.data);
     else
-        snprintf(seen, sizeof seen, "%s", token->kind == JINJA_TOK_STRING ? "a string"
-                                          : token->kind == JINJA_TOK_END  ? "the end of the template"
-                                                                          : "the end of the tag");
+        snprintf(seen, sizeof seen, "%s",
+                 token->kind == JINJA_TOK_STRING ? "a string"
+                 : token->kind == JINJA_TOK_END  ? "the end of the template"
+                                                 : "the end of the tag");
     jinja_fail(p->heap, "expected %s, found %s", wanted, seen);
 }
 
@@ -295,8 +296,8 @@ static struct jinja_node *parse_statement(struct jinja_parser *p) {
     for (size_t i = 0; refused[i]; i++)
         if (jinja_at_name(p, refused[i])) {
             char text[96];
-            int bytes = snprintf(text, sizeof text, "chat template, line %u: '%s' is not supported", p->heap->line,
-                                 refused[i]);
+            int bytes =
+                snprintf(text, sizeof text, "chat template, line %u: '%s' is not supported", p->heap->line, refused[i]);
             jinja_raise(p->heap, ERR_UNSUPPORTED, text, (size_t)bytes);
         }
     jinja_unexpected(p, "a tag that chat templates have");

@@ -1,5 +1,5 @@
-/* jinja_parse.h: what the two halves of the parser share: the stream of tokens, and making nodes. One thread, one compile.
- * Inside engine/text/jinja*.c only. */
+/* jinja_parse.h: what the two halves of the parser share: the stream of tokens, and making nodes. One thread, one
+ * compile. Inside engine/text/jinja*.c only. */
 #ifndef QUIRE_TEXT_JINJA_PARSE_H
 #define QUIRE_TEXT_JINJA_PARSE_H
 
@@ -11,8 +11,8 @@ struct jinja_parser {
     struct jinja_heap *heap;
     struct jinja_token *tokens; /* the last is END, and is never passed */
     size_t at;
-    size_t loops;               /* for loops around, within the macro at hand */
-    bool varargs, kwargs;       /* named since the macro at hand began */
+    size_t loops;         /* for loops around, within the macro at hand */
+    bool varargs, kwargs; /* named since the macro at hand began */
 };
 
 /* A list of nodes while it grows. */
@@ -21,7 +21,9 @@ struct jinja_nodes {
     size_t count, capacity;
 };
 
-static inline struct jinja_token *jinja_token(struct jinja_parser *p) { return &p->tokens[p->at]; }
+static inline struct jinja_token *jinja_token(struct jinja_parser *p) {
+    return &p->tokens[p->at];
+}
 static inline void jinja_next(struct jinja_parser *p) {
     p->heap->line = p->tokens[p->at].line;
     p->at += p->tokens[p->at].kind != JINJA_TOK_END;

@@ -63,8 +63,10 @@ static bool printable(uint32_t c) {
     case UTF8PROC_CATEGORY_CN:
     case UTF8PROC_CATEGORY_ZL:
     case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS: return false;
-    default: return true;
+    case UTF8PROC_CATEGORY_ZS:
+        return false;
+    default:
+        return true;
     }
 }
 
@@ -118,9 +120,15 @@ void jinja_build_value(struct jinja_heap *heap, struct jinja_builder *b, struct 
     char text[64];
     jinja_step(heap, 1);
     switch (v.kind) {
-    case JINJA_UNDEFINED: jinja_build_text(heap, b, repr ? "Undefined" : ""); return;
-    case JINJA_NONE: jinja_build_text(heap, b, "None"); return;
-    case JINJA_BOOL: jinja_build_text(heap, b, v.b ? "True" : "False"); return;
+    case JINJA_UNDEFINED:
+        jinja_build_text(heap, b, repr ? "Undefined" : "");
+        return;
+    case JINJA_NONE:
+        jinja_build_text(heap, b, "None");
+        return;
+    case JINJA_BOOL:
+        jinja_build_text(heap, b, v.b ? "True" : "False");
+        return;
     case JINJA_INT:
         snprintf(text, sizeof text, "%lld", (long long)v.i);
         jinja_build_text(heap, b, text);
@@ -135,7 +143,9 @@ void jinja_build_value(struct jinja_heap *heap, struct jinja_builder *b, struct 
         else
             jinja_build(heap, b, *v.str);
         return;
-    case JINJA_BIG: jinja_build(heap, b, *v.str); return;
+    case JINJA_BIG:
+        jinja_build(heap, b, *v.str);
+        return;
     case JINJA_LIST:
     case JINJA_TUPLE:
     case JINJA_DICT:
@@ -256,8 +266,12 @@ void jinja_build_json(struct jinja_heap *heap, struct jinja_builder *b, struct j
     jinja_step(heap, 1);
     jinja_enter(heap);
     switch (v.kind) {
-    case JINJA_NONE: jinja_build_text(heap, b, "null"); break;
-    case JINJA_BOOL: jinja_build_text(heap, b, v.b ? "true" : "false"); break;
+    case JINJA_NONE:
+        jinja_build_text(heap, b, "null");
+        break;
+    case JINJA_BOOL:
+        jinja_build_text(heap, b, v.b ? "true" : "false");
+        break;
     case JINJA_FLOAT:
         if (isfinite(v.f))
             jinja_build_value(heap, b, v, false);
@@ -265,12 +279,21 @@ void jinja_build_json(struct jinja_heap *heap, struct jinja_builder *b, struct j
             jinja_build_text(heap, b, isnan(v.f) ? "NaN" : v.f > 0 ? "Infinity" : "-Infinity");
         break;
     case JINJA_INT:
-    case JINJA_BIG: jinja_build_value(heap, b, v, false); break;
-    case JINJA_STRING: build_json_str(heap, b, *v.str, style->ensure_ascii); break;
+    case JINJA_BIG:
+        jinja_build_value(heap, b, v, false);
+        break;
+    case JINJA_STRING:
+        build_json_str(heap, b, *v.str, style->ensure_ascii);
+        break;
     case JINJA_LIST:
-    case JINJA_TUPLE: build_json_array(heap, b, v.list, style, level); break;
-    case JINJA_DICT: build_json_object(heap, b, v.dict, style, level); break;
-    default: jinja_fail(heap, "tojson: Object of type %s is not JSON serializable", jinja_type(v));
+    case JINJA_TUPLE:
+        build_json_array(heap, b, v.list, style, level);
+        break;
+    case JINJA_DICT:
+        build_json_object(heap, b, v.dict, style, level);
+        break;
+    default:
+        jinja_fail(heap, "tojson: Object of type %s is not JSON serializable", jinja_type(v));
     }
     jinja_leave(heap);
 }

@@ -57,7 +57,8 @@ void jinja_exec_template(struct jinja_run *run);
 struct jinja_value *jinja_scope_find(struct jinja_run *run, int symbol);
 void jinja_scope_set(struct jinja_run *run, int symbol, struct jinja_value value);
 void jinja_assign(struct jinja_run *run, const struct jinja_node *target, struct jinja_value value);
-struct jinja_value jinja_macro_call(struct jinja_run *run, const struct jinja_macro *macro, const struct jinja_args *args);
+struct jinja_value jinja_macro_call(struct jinja_run *run, const struct jinja_macro *macro,
+                                    const struct jinja_args *args);
 
 /* jinja_eval.c */
 struct jinja_value jinja_eval(struct jinja_run *run, const struct jinja_node *node);
@@ -85,7 +86,8 @@ struct jinja_str jinja_format_braces(struct jinja_run *run, struct jinja_str for
 
 /* Arguments. By position or by name; false when it was not given. */
 bool jinja_arg(const struct jinja_args *args, size_t position, const char *name, struct jinja_value *out);
-struct jinja_value jinja_arg_need(struct jinja_run *run, const struct jinja_args *args, size_t position, const char *name);
+struct jinja_value jinja_arg_need(struct jinja_run *run, const struct jinja_args *args, size_t position,
+                                  const char *name);
 int64_t jinja_arg_int(struct jinja_run *run, const struct jinja_args *args, size_t position, const char *name,
                       int64_t otherwise);
 bool jinja_arg_bool(struct jinja_run *run, const struct jinja_args *args, size_t position, const char *name,

@@ -15,7 +15,9 @@ bool jinja_str_equal(struct jinja_str a, struct jinja_str b) {
     return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.data, b.data, a.bytes) == 0);
 }
 
-bool jinja_str_is(struct jinja_str a, const char *text) { return jinja_str_equal(a, jinja_str_lit(text)); }
+bool jinja_str_is(struct jinja_str a, const char *text) {
+    return jinja_str_equal(a, jinja_str_lit(text));
+}
 
 int jinja_str_compare(struct jinja_str a, struct jinja_str b) {
     size_t bytes = a.bytes < b.bytes ? a.bytes : b.bytes;
@@ -32,7 +34,9 @@ ptrdiff_t jinja_str_find(struct jinja_heap *heap, struct jinja_str s, struct jin
     return hit ? hit - s.data : -1;
 }
 
-static bool continues(char c) { return ((unsigned char)c & 0xc0) == 0x80; }
+static bool continues(char c) {
+    return ((unsigned char)c & 0xc0) == 0x80;
+}
 
 size_t jinja_str_points(struct jinja_heap *heap, struct jinja_str s, size_t offset) {
     size_t points = 0;
@@ -41,7 +45,9 @@ size_t jinja_str_points(struct jinja_heap *heap, struct jinja_str s, size_t offs
     return points;
 }
 
-size_t jinja_str_length(struct jinja_heap *heap, struct jinja_str s) { return jinja_str_points(heap, s, s.bytes); }
+size_t jinja_str_length(struct jinja_heap *heap, struct jinja_str s) {
+    return jinja_str_points(heap, s, s.bytes);
+}
 
 size_t jinja_str_offset(struct jinja_heap *heap, struct jinja_str s, size_t points) {
     size_t at = 0;
@@ -55,7 +61,8 @@ size_t jinja_str_offset(struct jinja_heap *heap, struct jinja_str s, size_t poin
 
 size_t jinja_str_decode(struct jinja_str s, size_t at, uint32_t *point) {
     utf8proc_int32_t value = -1;
-    utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.bytes - at), &value);
+    utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)s.data + at, (utf8proc_ssize_t)(s.bytes - at), &value);
     *point = n > 0 ? (uint32_t)value : 0xfffd;
     if (n > 0) return (size_t)n;
     size_t end = at + 1;
@@ -85,7 +92,8 @@ static bool stripped(uint32_t point, const struct jinja_str *chars) {
     return false;
 }
 
-struct jinja_str jinja_str_strip(struct jinja_heap *heap, struct jinja_str s, const struct jinja_str *chars, int sides) {
+struct jinja_str jinja_str_strip(struct jinja_heap *heap, struct jinja_str s, const struct jinja_str *chars,
+                                 int sides) {
     size_t start = 0, end = s.bytes, cost = 1 + (chars ? chars->bytes / 32 : 0);
     uint32_t point;
     while ((sides & JINJA_STRIP_LEFT) && start < end) {
@@ -110,7 +118,9 @@ static bool cased(uint32_t c) {
     return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL || category == UTF8PROC_CATEGORY_LT;
 }
 
-static bool breaks_word(uint32_t c) { return jinja_space(c) || (c && strchr("-({[<", (int)c)); }
+static bool breaks_word(uint32_t c) {
+    return jinja_space(c) || (c && strchr("-({[<", (int)c));
+}
 
 struct jinja_str jinja_str_case(struct jinja_heap *heap, struct jinja_str s, enum jinja_case how) {
     struct jinja_builder b = {0};
@@ -126,7 +136,8 @@ struct jinja_str jinja_str_case(struct jinja_heap *heap, struct jinja_str s, enu
         bool sharp = up && c == 0xdf; /* the one common letter whose capital is two */
         size_t m = sharp ? 2
                          : jinja_utf8_encode((uint32_t)(up ? utf8proc_toupper((utf8proc_int32_t)c)
-                                                           : utf8proc_tolower((utf8proc_int32_t)c)), text);
+                                                           : utf8proc_tolower((utf8proc_int32_t)c)),
+                                             text);
         jinja_build_bytes(heap, &b, sharp ? (how == JINJA_UPPER || how == JINJA_SWAP ? "SS" : "Ss") : text, m,
                           jinja_str_taint(&s, at));
         begin = how == JINJA_TITLE ? !cased(c) : how == JINJA_TITLE_WORDS ? c < 128 && breaks_word(c) : false;
@@ -163,7 +174,8 @@ struct jinja_str jinja_str_replace(struct jinja_heap *heap, struct jinja_str s, 
 }
 
 struct jinja_str jinja_str_escape(struct jinja_heap *heap, struct jinja_str s) {
-    static const char *const pairs[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&#34;"}};
+    static const char *const pairs[][2] = {
+        {"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&#34;"}};
     if (s.markup) return s;
     for (size_t i = 0; i < 5; i++)
         s = jinja_str_replace(heap, s, jinja_str_lit(pairs[i][0]), jinja_str_lit(pairs[i][1]), -1);
@@ -261,6 +273,10 @@ struct jinja_str jinja_str_concat(struct jinja_heap *heap, struct jinja_str a, s
     }
     jinja_build(heap, to, b);
     size_t bytes = a.bytes + b.bytes, start = to->bytes - bytes;
-    return (struct jinja_str){.data = to->data + start, .mask = to->taint == JINJA_MIXED ? to->mask + start : NULL,
-                              .bytes = bytes, .builder = to, .taint = to->taint, .markup = a.markup};
+    return (struct jinja_str){.data = to->data + start,
+                              .mask = to->taint == JINJA_MIXED ? to->mask + start : NULL,
+                              .bytes = bytes,
+                              .builder = to,
+                              .taint = to->taint,
+                              .markup = a.markup};
 }

@@ -1,7 +1,7 @@
-/* jinja_str.h: the strings of a template. Immutable views of bytes, and beside them which bytes came from the input trees
- * (taint). A slice shares its bytes; a concatenation whose left side ends where its builder ends goes on in place, so that
- * `text = text + more` in a loop stays linear. Positions that templates see count code points, as Python's do. One
- * thread. Inside engine/text/jinja*.c only. */
+/* jinja_str.h: the strings of a template. Immutable views of bytes, and beside them which bytes came from the input
+ * trees (taint). A slice shares its bytes; a concatenation whose left side ends where its builder ends goes on in
+ * place, so that `text = text + more` in a loop stays linear. Positions that templates see count code points, as
+ * Python's do. One thread. Inside engine/text/jinja*.c only. */
 #ifndef QUIRE_TEXT_JINJA_STR_H
 #define QUIRE_TEXT_JINJA_STR_H
 
@@ -38,7 +38,9 @@ struct jinja_builder {
 static inline struct jinja_str jinja_str_of(const char *data, size_t bytes) {
     return (struct jinja_str){.data = data, .bytes = bytes};
 }
-static inline struct jinja_str jinja_str_lit(const char *text) { return jinja_str_of(text, strlen(text)); }
+static inline struct jinja_str jinja_str_lit(const char *text) {
+    return jinja_str_of(text, strlen(text));
+}
 
 /* The taint of the byte at `at`. */
 static inline enum jinja_taint jinja_str_taint(const struct jinja_str *s, size_t at) {

@@ -104,24 +104,33 @@ void jinja_list_append(struct jinja_heap *heap, struct jinja_list *list, struct 
 }
 
 const char *jinja_type(struct jinja_value v) {
-    static const char *const names[] = {"Undefined", "NoneType", "bool", "int", "float", "int", "str", "list", "tuple",
-                                        "dict", "Namespace", "Macro", "function", "method", "LoopContext", "Cycler",
-                                        "Joiner"};
+    static const char *const names[] = {"Undefined", "NoneType", "bool",        "int",    "float",     "int",
+                                        "str",       "list",     "tuple",       "dict",   "Namespace", "Macro",
+                                        "function",  "method",   "LoopContext", "Cycler", "Joiner"};
     return names[v.kind];
 }
 
 bool jinja_truth(struct jinja_heap *heap, struct jinja_value v) {
     switch (v.kind) {
     case JINJA_UNDEFINED:
-    case JINJA_NONE: return false;
-    case JINJA_BOOL: return v.b;
-    case JINJA_INT: return v.i != 0;
-    case JINJA_FLOAT: return v.f != 0;
-    case JINJA_STRING: return v.str->bytes != 0;
+    case JINJA_NONE:
+        return false;
+    case JINJA_BOOL:
+        return v.b;
+    case JINJA_INT:
+        return v.i != 0;
+    case JINJA_FLOAT:
+        return v.f != 0;
+    case JINJA_STRING:
+        return v.str->bytes != 0;
     case JINJA_LIST:
-    case JINJA_TUPLE: return v.list->count != 0;
-    case JINJA_DICT: jinja_dict_read(heap, v.dict); return v.dict->count != 0;
-    default: return true;
+    case JINJA_TUPLE:
+        return v.list->count != 0;
+    case JINJA_DICT:
+        jinja_dict_read(heap, v.dict);
+        return v.dict->count != 0;
+    default:
+        return true;
     }
 }
 
@@ -170,9 +179,12 @@ bool jinja_equal(struct jinja_heap *heap, struct jinja_value a, struct jinja_val
     bool equal;
     switch (a.kind) {
     case JINJA_UNDEFINED:
-    case JINJA_NONE: return true;
+    case JINJA_NONE:
+        return true;
     case JINJA_BIG:
-    case JINJA_STRING: jinja_step_bytes(heap, a.str->bytes); return jinja_str_equal(*a.str, *b.str);
+    case JINJA_STRING:
+        jinja_step_bytes(heap, a.str->bytes);
+        return jinja_str_equal(*a.str, *b.str);
     case JINJA_LIST:
     case JINJA_TUPLE:
         jinja_enter(heap);
@@ -184,7 +196,8 @@ bool jinja_equal(struct jinja_heap *heap, struct jinja_value a, struct jinja_val
         equal = a.dict == b.dict || dicts_equal(heap, a.dict, b.dict);
         jinja_leave(heap);
         return equal;
-    default: return a.macro == b.macro;
+    default:
+        return a.macro == b.macro;
     }
 }
 
@@ -254,7 +267,8 @@ static void sort_merge(struct jinja_heap *heap, struct jinja_list *keys, bool re
     memcpy(order + from, spare + from, (to - from) * sizeof *order);
 }
 
-struct jinja_list *jinja_sort(struct jinja_heap *heap, struct jinja_list *items, struct jinja_list *keys, bool reverse) {
+struct jinja_list *jinja_sort(struct jinja_heap *heap, struct jinja_list *items, struct jinja_list *keys,
+                              bool reverse) {
     size_t count = items->count;
     size_t *order = jinja_alloc(heap, count, sizeof *order), *spare = jinja_alloc(heap, count, sizeof *spare);
     struct jinja_list *sorted = jinja_list_new(heap, JINJA_LIST, count).list;

@@ -1,5 +1,5 @@
-/* jinja_value.h: the values of a template, with Python's meaning: truth, equality, order, lists, dicts, printing. Trees of
- * the input become values as they are touched, an object at a time. One thread. Inside engine/text/jinja*.c only. */
+/* jinja_value.h: the values of a template, with Python's meaning: truth, equality, order, lists, dicts, printing. Trees
+ * of the input become values as they are touched, an object at a time. One thread. Inside engine/text/jinja*.c only. */
 #ifndef QUIRE_TEXT_JINJA_VALUE_H
 #define QUIRE_TEXT_JINJA_VALUE_H
 
@@ -79,22 +79,30 @@ struct jinja_entry {
 struct jinja_dict {
     struct jinja_entry *entries; /* [count] */
     size_t count, capacity;
-    uint32_t *index;   /* [slots] entry + 1, or 0; only from 9 entries on */
-    size_t slots;      /* a power of two */
+    uint32_t *index;          /* [slots] entry + 1, or 0; only from 9 entries on */
+    size_t slots;             /* a power of two */
     const struct cJSON *tree; /* not NULL: not yet read from the input */
     const struct jinja_input *input;
 };
 
 struct jinja_cycler {
-    struct jinja_list *items;      /* of a cycler */
-    const struct jinja_str *text;  /* of a joiner */
+    struct jinja_list *items;     /* of a cycler */
+    const struct jinja_str *text; /* of a joiner */
     size_t at;
 };
 
-static inline struct jinja_value jinja_none(void) { return (struct jinja_value){.kind = JINJA_NONE}; }
-static inline struct jinja_value jinja_bool(bool b) { return (struct jinja_value){.kind = JINJA_BOOL, .b = b}; }
-static inline struct jinja_value jinja_int(int64_t i) { return (struct jinja_value){.kind = JINJA_INT, .i = i}; }
-static inline struct jinja_value jinja_float(double f) { return (struct jinja_value){.kind = JINJA_FLOAT, .f = f}; }
+static inline struct jinja_value jinja_none(void) {
+    return (struct jinja_value){.kind = JINJA_NONE};
+}
+static inline struct jinja_value jinja_bool(bool b) {
+    return (struct jinja_value){.kind = JINJA_BOOL, .b = b};
+}
+static inline struct jinja_value jinja_int(int64_t i) {
+    return (struct jinja_value){.kind = JINJA_INT, .i = i};
+}
+static inline struct jinja_value jinja_float(double f) {
+    return (struct jinja_value){.kind = JINJA_FLOAT, .f = f};
+}
 
 struct jinja_value jinja_string(struct jinja_heap *heap, struct jinja_str s);
 struct jinja_value jinja_text(struct jinja_heap *heap, const char *text); /* trusted, the text is not copied */

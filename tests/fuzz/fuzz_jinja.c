@@ -12,7 +12,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char conversation[] =
-    "{\"s\": \"hello é😀\", \"n\": 3, \"f\": 2.5, \"l\": [1, \"two\", null, [3.5, true]], \"d\": {\"a\": 1, \"b\": {\"c\": \"x\"}},"
+    "{\"s\": \"hello é😀\", \"n\": 3, \"f\": 2.5, \"l\": [1, \"two\", null, [3.5, true]], \"d\": {\"a\": 1, \"b\": "
+    "{\"c\": \"x\"}},"
     "\"messages\": [{\"role\": \"system\", \"content\": \"be brief\"}, {\"role\": \"user\", \"content\": \"hi\"},"
     "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"function\": {\"name\": \"f\","
     "\"arguments\": {\"x\": 1}}}]}], \"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]}";

@@ -21,7 +21,8 @@ static size_t vars_read(struct jinja_var *vars, const cJSON *untrusted, const cJ
     cJSON_ArrayForEach(item, untrusted) {
         if (count == VARS_MAX) break;
         struct jinja_var var = {.name = item->string, .kind = JINJA_VAR_TREE, .tree = item};
-        if (cJSON_IsBool(item)) var = (struct jinja_var){.name = item->string, .kind = JINJA_VAR_BOOL, .flag = cJSON_IsTrue(item)};
+        if (cJSON_IsBool(item))
+            var = (struct jinja_var){.name = item->string, .kind = JINJA_VAR_BOOL, .flag = cJSON_IsTrue(item)};
         vars[count++] = var;
     }
     cJSON_ArrayForEach(item, trusted) {

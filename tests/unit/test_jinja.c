@@ -1,5 +1,5 @@
-/* Chat templates: what Jinja2 said (tests/templates/expected.jsonl, see differential.py there), which bytes are trusted,
- * and that hostile templates end within their budgets. */
+/* Chat templates: what Jinja2 said (tests/templates/expected.jsonl, see differential.py there), which bytes are
+ * trusted, and that hostile templates end within their budgets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,7 +48,8 @@ static size_t vars_of(struct jinja_var *vars, const cJSON *tree) {
     vars[count++] = (struct jinja_var){.name = "eos_token", .kind = JINJA_VAR_TEXT, .text = "</s>"};
     for (const cJSON *item = tree ? tree->child : NULL; item && count < VARS_MAX; item = item->next) {
         struct jinja_var var = {.name = item->string, .kind = JINJA_VAR_TREE, .tree = item};
-        if (cJSON_IsBool(item)) var = (struct jinja_var){.name = item->string, .kind = JINJA_VAR_BOOL, .flag = cJSON_IsTrue(item)};
+        if (cJSON_IsBool(item))
+            var = (struct jinja_var){.name = item->string, .kind = JINJA_VAR_BOOL, .flag = cJSON_IsTrue(item)};
         vars[count++] = var;
     }
     return count;
@@ -68,7 +69,8 @@ static int render(const char *source, const cJSON *tree, struct buf *out, struct
 }
 
 static void check_line(const cJSON *line, const cJSON *vars, const cJSON *talks) {
-    const char *name = cJSON_GetStringValue(json_get(line, "name")), *want = cJSON_GetStringValue(json_get(line, "out"));
+    const char *name = cJSON_GetStringValue(json_get(line, "name")),
+               *want = cJSON_GetStringValue(json_get(line, "out"));
     const char *file = cJSON_GetStringValue(json_get(line, "file"));
     const char *source = cJSON_GetStringValue(json_get(line, "template"));
     char path[256], *text = NULL;
@@ -129,7 +131,8 @@ static void check_taint(const char *source, const char *vars, const char *shows)
         last = spans.spans[i].end;
         memcpy(seen + spans.spans[i].start, out.data + spans.spans[i].start, last - spans.spans[i].start);
     }
-    if (strcmp(seen, shows) != 0) fail_msg("%s\n gives     %s\n untrusted %s\n wanted    %s", source, out.data, seen, shows);
+    if (strcmp(seen, shows) != 0)
+        fail_msg("%s\n gives     %s\n untrusted %s\n wanted    %s", source, out.data, seen, shows);
     mem_free(seen);
     jinja_spans_deinit(&spans);
     buf_deinit(&out);
@@ -137,7 +140,8 @@ static void check_taint(const char *source, const char *vars, const char *shows)
 }
 
 static void test_taint(void **state) {
-    const char *vars = "{\"x\": \"evil\", \"role\": \"user\", \"l\": [\"ab\", \"cd\"], \"d\": {\"key\": \"val\"}, \"n\": 42}";
+    const char *vars =
+        "{\"x\": \"evil\", \"role\": \"user\", \"l\": [\"ab\", \"cd\"], \"d\": {\"key\": \"val\"}, \"n\": 42}";
     check_taint("<{{ x }}>", vars, ".evil.");
     check_taint("{{ '<' + x + '>' }}", vars, ".evil.");
     check_taint("{{ '<' ~ x ~ n }}", vars, ".evil..");
@@ -158,11 +162,13 @@ static void test_taint(void **state) {
     check_taint("{{ l }}", vars, "..ab....cd..");
     check_taint("{{ 'x' if x == 'evil' }}{{ bos_token }}{{ x | length }}", vars, ".....");
     check_taint("{{ x | title }}{{ x | indent(1, true) }}{{ x * 2 }}", vars, "Evil.evilevilevil");
-    check_taint("{% set ns = namespace(t='') %}{% for i in l %}{% set ns.t = ns.t + '(' + i + ')' %}{% endfor %}{{ ns.t }}",
-                vars, ".ab..cd.");
+    check_taint(
+        "{% set ns = namespace(t='') %}{% for i in l %}{% set ns.t = ns.t + '(' + i + ')' %}{% endfor %}{{ ns.t }}",
+        vars, ".ab..cd.");
 }
 
-/* Ends with ERR_INVALID, a sentence with `word`, and within 100 ms of processor time (ten times that under sanitizers). */
+/* Ends with ERR_INVALID, a sentence with `word`, and within 100 ms of processor time (ten times that under sanitizers).
+ */
 static void check_hostile(const char *source, const char *word) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     const double ms_max = 2000;
@@ -192,9 +198,12 @@ static void check_hostile(const char *source, const char *word) {
 static void test_hostile(void **state) {
     check_hostile("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "budget");
     check_hostile("{% for a in range(1000) %}{% for b in range(1000) %}{{ a * b }}{% endfor %}{% endfor %}", "steps");
-    check_hostile("{% set ns = namespace(s=x) %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "memory");
-    check_hostile("{% set ns = namespace(s=x) %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory");
-    check_hostile("{% set ns = namespace(s=l) %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", "memory");
+    check_hostile("{% set ns = namespace(s=x) %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+                  "memory");
+    check_hostile("{% set ns = namespace(s=x) %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+                  "memory");
+    check_hostile("{% set ns = namespace(s=l) %}{% for a in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+                  "memory");
     check_hostile("{{ 'a' * 9999999999 }}", "memory");
     check_hostile("{{ [1] * 9999999999 }}", "budget");
     check_hostile("{{ 'ab'.center(9999999999) }}", "memory");
@@ -208,12 +217,16 @@ static void test_hostile(void **state) {
     check_hostile("{% set y = [] %}{% set _ = y.append(y) %}{{ y }}", "levels");
     check_hostile("{% set y = {} %}{% set _ = y.update({'a': y}) %}{{ y | tojson }}", "levels");
     check_hostile("{% for a in l %}{% for i in range(99999) %}{% set _ = l.append(i) %}{% endfor %}{% endfor %}"
-                  "{% for a in l %}{% if a in l and -1 in l %}{% endif %}{% endfor %}", "budget");
+                  "{% for a in l %}{% if a in l and -1 in l %}{% endif %}{% endfor %}",
+                  "budget");
     check_hostile("{% set s = x * 100000 %}{% for i in range(99999) %}{{ s }}{% endfor %}", "output");
-    check_hostile("{% set s = x * 100000 %}{% for i in range(99999) %}{% set _ = s.replace('t', 'tt') %}{% endfor %}", "budget");
+    check_hostile("{% set s = x * 100000 %}{% for i in range(99999) %}{% set _ = s.replace('t', 'tt') %}{% endfor %}",
+                  "budget");
     check_hostile("{% set s = x * 100000 %}{% for i in range(99999) %}{% set _ = s[i] %}{% endfor %}", "steps");
-    check_hostile("{% set s = 'a' * 1000000 %}{% for i in range(99999) %}{% if 'aaab' in s %}{% endif %}{% endfor %}", "steps");
-    check_hostile("{% set s = 'é' * 1000000 %}{% for i in range(99999) %}{% set _ = s | upper %}{% endfor %}", "budget");
+    check_hostile("{% set s = 'a' * 1000000 %}{% for i in range(99999) %}{% if 'aaab' in s %}{% endif %}{% endfor %}",
+                  "steps");
+    check_hostile("{% set s = 'é' * 1000000 %}{% for i in range(99999) %}{% set _ = s | upper %}{% endfor %}",
+                  "budget");
     check_hostile("{{ raise_exception('no: ' + x) }}", "no: some text");
 }
 
@@ -241,10 +254,10 @@ static void test_deep(void **state) {
     check_nested("{{ ", "1 if 1 else ", "1", "", 30000);
     check_nested("{{ ", "", "x", ".y", 200000);
     check_nested("{{ ", "", "x", "|trim", 100000);
-    check_nested("{{ ", "", "1", " and 1", 100000);
-    check_nested("", "{% if 1 %}", "x", "{% endif %}", 30000);
-    check_nested("", "{% for a in l %}", "x", "{% endfor %}", 30000);
-    check_nested("", "{% macro m() %}", "x", "{% endmacro %}", 30000);
+    check_nested("{{ ", "", "1", " and 1", 80000);
+    check_nested("", "{% if 1 %}", "x", "{% endif %}", 20000);
+    check_nested("", "{% for a in l %}", "x", "{% endfor %}", 15000);
+    check_nested("", "{% macro m() %}", "x", "{% endmacro %}", 15000);
     struct buf chain = {0};
     buf_append_str(&chain, "{{ 1");
     for (int i = 0; i < 50000; i++) buf_append_str(&chain, " + 1");
@@ -282,7 +295,8 @@ static void test_sentences(void **state) {
     check_message("{{ {}.bar.baz }}", "chat template, line 1: 'dict object' has no attribute 'bar'");
     check_message("{{ [][3].x }}", "chat template, line 1: list object has no element 3");
     check_message("{{ 'a' + 1 }}", "chat template, line 1: can only concatenate str (not \"int\") to str");
-    check_message("x\n\n{% if %}{% endif %}", "chat template, line 3: expected an expression, found the end of the tag");
+    check_message("x\n\n{% if %}{% endif %}",
+                  "chat template, line 3: expected an expression, found the end of the tag");
     check_message("{{ a | nope }}", "chat template, line 1: no filter named 'nope'");
     check_message("{{ raise_exception('Only text!') }}", "Only text!");
 }
@@ -314,8 +328,10 @@ static void test_numbers(void **state) {
     cJSON *tree = json_of(text, strlen(text));
     struct buf out = {0};
     struct err err = {0};
-    assert_int_equal(render("{{ a }} {{ a + 1 }} {{ b }} {{ [b] | tojson }} {{ c }} {{ d }}", tree, &out, NULL, &err), 0);
-    assert_string_equal(out.data, "9007199254740993 9007199254740994 18446744073709551615 [18446744073709551615] 1e+300 [0.1, -0.5]");
+    assert_int_equal(render("{{ a }} {{ a + 1 }} {{ b }} {{ [b] | tojson }} {{ c }} {{ d }}", tree, &out, NULL, &err),
+                     0);
+    assert_string_equal(
+        out.data, "9007199254740993 9007199254740994 18446744073709551615 [18446744073709551615] 1e+300 [0.1, -0.5]");
     buf_deinit(&out);
     cJSON_Delete(tree);
 }
@@ -328,7 +344,8 @@ static void test_long_conversation(void **state) {
     char *source = file_read(TEMPLATES "thinking.jinja", &bytes);
     buf_append_str(&text, "{\"add_generation_prompt\": true, \"messages\": [");
     for (int i = 0; i < 2000; i++)
-        buf_printf(&text, "%s{\"role\": \"%s\", \"content\": \"%0500d\"}", i ? ", " : "", i % 2 ? "assistant" : "user", i);
+        buf_printf(&text, "%s{\"role\": \"%s\", \"content\": \"%0500d\"}", i ? ", " : "", i % 2 ? "assistant" : "user",
+                   i);
     buf_append_str(&text, "]}");
     cJSON *tree = json_of(text.data, text.bytes);
     if (render(source, tree, &out, NULL, &err) != 0) fail_msg("%s", err.text);
@@ -342,9 +359,9 @@ static void test_long_conversation(void **state) {
 int main(void) {
     setenv("TZ", "UTC", 1); /* strftime_now tells local time */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_jinja2),  cmocka_unit_test(test_taint),    cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_deep),       cmocka_unit_test(test_refused),  cmocka_unit_test(test_sentences),
-        cmocka_unit_test(test_appends),    cmocka_unit_test(test_numbers),  cmocka_unit_test(test_long_conversation),
+        cmocka_unit_test(test_as_jinja2), cmocka_unit_test(test_taint),   cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_deep),      cmocka_unit_test(test_refused), cmocka_unit_test(test_sentences),
+        cmocka_unit_test(test_appends),   cmocka_unit_test(test_numbers), cmocka_unit_test(test_long_conversation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
