@@ -18,6 +18,8 @@
 
 #define DRAIN_TICK_MS     20
 #define DRAIN_GRACE_NS    (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
+#define DRAIN_READ_NS     (NS_PER_SECOND / 4) /* for clients to read what is written and close */
+#define SILENT_SECONDS    30                  /* without a heartbeat the engine is taken for dead */
 #define FILES_BESIDE      128                 /* open files that are no connections, and those told 503 */
 
 static int say(const struct err *err) {
@@ -34,15 +36,20 @@ static void loop_stop(struct serve *serve, int exit_code) {
 
 /* Draining. */
 
+/* Ends when every answer is written and its reader had a moment to take it, or when the limit is over. */
 static void on_drain_tick(uv_timer_t *timer) {
     struct serve *serve = timer->data;
     int64_t now_ns = clock_now_ns();
+    bool late = now_ns >= serve->drain_until_ns + DRAIN_GRACE_NS;
     bool idle = api_running(&serve->app) == 0;
-    if (!idle && now_ns < serve->drain_until_ns + DRAIN_GRACE_NS) return;
-    http_server_stop(serve->app.http); /* idle connections close; others once their output is read */
-    bool flushed = http_server_connections(serve->app.http) == 0;
-    if (idle && !flushed && now_ns < serve->drain_until_ns + DRAIN_GRACE_NS) return;
-    log_info("stopped", "requests_cut=%d", idle ? 0 : api_running(&serve->app));
+    if (!idle && !late) return;
+    http_server_stop(serve->app.http);
+    bool written = http_server_unfinished(serve->app.http) == 0;
+    if (!written) serve->written_ns = 0;
+    else if (!serve->written_ns) serve->written_ns = now_ns;
+    bool read = http_server_connections(serve->app.http) == 0 || (written && now_ns - serve->written_ns > DRAIN_READ_NS);
+    if (!read && !late) return;
+    log_info("stopped", "requests_cut=%d", api_running(&serve->app));
     loop_stop(serve, SERVE_EXIT_OK);
 }
 
@@ -89,12 +96,24 @@ static void rates_log(struct serve *serve, const struct engine_stats *stats, int
              (unsigned long long)stats->preemptions, http_server_connections(serve->app.http));
 }
 
+/* Counts seconds that this loop ran and saw no heartbeat, so that a stopped process that goes on is not taken for a dead
+ * engine. Its thread cannot be joined then: the process ends here, and whoever watches it starts it again. */
+static void silence_check(struct serve *serve, const struct engine_stats *stats) {
+    if (stats->heartbeat_ns != serve->heartbeat_ns) serve->silent_seconds = 0;
+    serve->heartbeat_ns = stats->heartbeat_ns;
+    if (serve->silent_seconds++ < SILENT_SECONDS) return;
+    log_error("the engine gives no sign of life", "seconds=%d running=%d waiting=%d", serve->silent_seconds, stats->running,
+              stats->waiting);
+    _exit(SERVE_EXIT_ENGINE);
+}
+
 static void on_second(uv_timer_t *timer) {
     struct serve *serve = timer->data;
     struct engine_stats stats;
     int64_t now_ns = clock_now_ns();
     if (!serve_stats(serve, &stats)) return;
     health_tick(&serve->health, &stats, now_ns);
+    silence_check(serve, &stats);
     if (stats.dead) {
         /* Its last events reached the clients a second ago at most; nothing is left to serve. */
         log_error("the engine died", "reason=%s", log_quote(stats.dead_text).text);

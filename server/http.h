@@ -63,6 +63,8 @@ void http_server_stop(struct http_server *server);
 /* Closes everything; the loop must run until done. */
 void http_server_close(struct http_server *server);
 int32_t http_server_connections(const struct http_server *server);
+/* Connections with a request at a route or with output that is not written yet. */
+int32_t http_server_unfinished(const struct http_server *server);
 
 enum http_method http_method(const struct http_exchange *exchange);
 const char *http_method_name(const struct http_exchange *exchange);

@@ -492,3 +492,11 @@ void http_server_close(struct http_server *s) {
 }
 
 int32_t http_server_connections(const struct http_server *s) { return s->connections; }
+
+int32_t http_server_unfinished(const struct http_server *s) {
+    int32_t count = 0;
+    for (int list = 0; list <= WAIT_LINGER; list++)
+        for (const struct http_socket *k = s->waits[list].oldest; k; k = k->links[0].newer)
+            count += k->conn.state == CONN_BUSY || http_conn_pending(&k->conn) > 0;
+    return count;
+}

@@ -131,6 +131,7 @@ void metrics_request_finished(struct metrics *metrics, const struct metrics_requ
 static const char *const http_paths[HTTP_LABEL_PATHS] = {
     "other", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize",
     "/detokenize", "/health", "/health/live", "/health/ready", "/health/startup", "/metrics", "/ping", "/version", "/",
+    "/info", "/model_info", "/load", "/abort_request", "/flush_cache", "/reset_prefix_cache",
 };
 static const char *const http_methods[HTTP_LABEL_METHODS] = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "OTHER"};
 static const int http_statuses[HTTP_LABEL_STATUSES] = {200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422,

@@ -6,7 +6,7 @@
 #include "server/metrics.h"
 
 #define HISTOGRAM_EDGES_MAX 24
-#define HTTP_LABEL_PATHS    16
+#define HTTP_LABEL_PATHS    22
 #define HTTP_LABEL_METHODS  7
 #define HTTP_LABEL_STATUSES 22
 

@@ -57,7 +57,10 @@ struct serve {
     uv_timer_t second, drain;
     int64_t begun_ns;       /* process start */
     int64_t drain_until_ns; /* after it running requests are cut */
-    double start_seconds;   /* to ready */
+    int64_t written_ns;     /* draining: since when every answer is written */
+    int64_t heartbeat_ns;   /* the last one seen, and for how many seconds there was no other */
+    int32_t silent_seconds;
+    double start_seconds; /* to ready */
     int32_t seconds;        /* ticks, for the line every ten */
     int exit_code;
     bool ready, ending;

@@ -9,7 +9,7 @@ import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FAKE = os.environ.get("QUIRE_FAKE", os.path.join(ROOT, "build", "quire_fake"))
+FAKE = os.path.join(os.environ.get("QUIRE_BUILD", os.path.join(ROOT, "build")), "quire_fake")
 REAL = os.environ.get("QUIRE_BINARY", os.path.join(ROOT, "build", "quire"))
 
 

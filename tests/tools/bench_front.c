@@ -1,5 +1,5 @@
 /* bench_front: load on the front of a running server, from one thread: keep-alive requests a second, or server-sent events
- * a second. Point it at quire_fake pinned to one core and pin this to another; tests/bench has the recipe.
+ * a second. Point it at quire_fake pinned to one core and pin this to another, as tests/bench/front does.
  *
  *   bench_front --port 8000 [--path /health/live] [--body TEXT] [--connections 64] [--depth 1] [--seconds 3]
  *
