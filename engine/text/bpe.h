@@ -1,6 +1,6 @@
 /* bpe.h: byte pair encoding of one piece of text: the pair of lowest rank first, the leftmost of equals. The merge table is
  * filled once; afterwards any thread encodes at once. Short pieces use no heap; long ones take O(n log n) whatever they
- * are. Knows no pieces, no special tokens and no file format. */
+ * are, and O(n) with merges in the order of training. Knows no pieces, no special tokens and no file format. */
 #ifndef QUIRE_TEXT_BPE_H
 #define QUIRE_TEXT_BPE_H
 
@@ -22,6 +22,8 @@ struct bpe {
     int32_t byte_ids[256];  /* the token of a single byte; -1: none, the byte is dropped */
     struct bpe_pair *pairs; /* [mask + 1] */
     uint32_t mask;
+    uint32_t ranks; /* one more than the highest */
+    bool rising;    /* every merge comes after all that make its two tokens, as training leaves them */
     uint8_t *whole;     /* [vocab] 0: not known yet, 1: merges make the token of its own bytes, 2: they do not */
     bool ignore_merges; /* a piece that is a token is that token */
 };
@@ -45,6 +47,8 @@ void bpe_deinit(struct bpe *bpe);
  * token. A pair that was given before keeps its lower rank. */
 int bpe_add(struct bpe *bpe, uint32_t rank, const char *left, size_t left_bytes, const char *right, size_t right_bytes,
             struct err *err);
+
+void bpe_finish(struct bpe *bpe); /* after the last merge */
 
 void bpe_encode(const struct bpe *bpe, const char *piece, size_t bytes, struct id_sink *sink);
 

@@ -145,7 +145,7 @@ int text_encode_chat(const struct text *text, const struct chat_input *input, in
     *count = 0;
     int code = render(text, input, &prompt, &untrusted, err);
     if (code == 0) {
-        size_t capacity = prompt.bytes + 8 < count_max ? prompt.bytes + 8 : count_max;
+        size_t most = 3 * prompt.bytes + 8, capacity = most < count_max ? most : count_max;
         struct id_sink sink = {.ids = mem_alloc((capacity + 1) * sizeof(int32_t)), .capacity = capacity};
         code = text_encode_spans(text, prompt.data ? prompt.data : "", prompt.bytes, TEXT_PARSE_SPECIAL, untrusted.spans,
                                  untrusted.count, &sink, err);

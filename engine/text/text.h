@@ -48,7 +48,8 @@ enum text_encode_flags {
 };
 
 /* Encodes UTF-8 (ERR_INVALID if it is not). Writes at most `capacity` ids and sets *count to how many there are; more than
- * capacity is ERR_EXHAUSTED with *count a lower bound, found without encoding all of an absurd text. bytes + 8 ids are always enough.
+ * capacity is ERR_EXHAUSTED with *count a lower bound, found without encoding all of an absurd text. bytes + 8 ids are enough,
+ * 3 * bytes + 8 where the tokenizer normalises (some characters have no composed form and become three).
  * Linear time in `bytes`, whatever they are. */
 int text_encode(const struct text *text, const char *utf8, size_t bytes, unsigned flags, int32_t *ids, size_t capacity,
                 size_t *count, struct err *err);

@@ -99,6 +99,7 @@ static int load_merges(struct text *text, const struct gguf *gguf, struct err *e
     bpe_init(&text->bpe, &text->vocab, (size_t)merges.count);
     for (uint32_t rank = 0; code == 0 && gguf_next_str(&merges, &merge, &bytes); rank++)
         code = add_merge(text, rank, merge, bytes, &scratch, err);
+    if (code == 0) bpe_finish(&text->bpe);
     buf_deinit(&scratch);
     return code;
 }

@@ -113,6 +113,7 @@ static int load_merges(struct text *text, const struct json_file *file, struct e
             code = bpe_add(&text->bpe, (uint32_t)i, scratch.data, left_bytes, scratch.data + left_bytes,
                            scratch.bytes - left_bytes, err);
     }
+    if (code == 0) bpe_finish(&text->bpe);
     buf_deinit(&scratch);
     return code == 0 ? 0 : err_prefix(err, "model.merges");
 }

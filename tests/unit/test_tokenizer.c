@@ -12,7 +12,8 @@
 
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
-#include "engine/text/text.h"
+#include "engine/text/bpe_private.h"
+#include "engine/text/text_private.h"
 #include "tests/unit/model_path.h"
 
 static struct text *model; /* NULL: the model file is not there */
@@ -245,6 +246,53 @@ static void test_long_equals_short(void **state) {
     }
 }
 
+/* Merging as the definition has it: the lowest rank, the leftmost of equals, looked for anew each time. */
+static size_t merge_plainly(const struct bpe *bpe, const char *text, size_t bytes, int32_t *ids) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        ids[count] = bpe->byte_ids[(unsigned char)text[i]];
+        count += ids[count] >= 0;
+    }
+    for (;;) {
+        const struct bpe_pair *best = NULL;
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < count; i++) {
+            const struct bpe_pair *pair = bpe_find(bpe, ids[i], ids[i + 1]);
+            if (pair->left >= 0 && (best == NULL || pair->rank < best->rank)) best = pair, at = i;
+        }
+        if (best == NULL) return count;
+        ids[at] = best->id;
+        memmove(ids + at + 1, ids + at + 2, (count - at - 2) * sizeof *ids);
+        count--;
+    }
+}
+
+/* The three ways of merging against the plain one; very long pieces by lists against the heap. */
+static void test_ways_of_merging(void **state) {
+    need_model();
+    struct bpe bpe = model->bpe;
+    uint64_t seed = 7;
+    char text[20000];
+    int32_t ids[20000], want[20000];
+    assert_true(bpe.rising);
+    for (int round = 0; round < 120; round++) {
+        bool very_long = round % 4 == 0;
+        size_t bytes = very_long ? 5000 + (size_t)round * 120 : 1 + (size_t)round * 3, letters = 1 + (size_t)round % 13;
+        for (size_t i = 0; i < bytes; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            text[i] = "e taionshr-=\x04"[(seed >> 33) % (letters + 1)];
+        }
+        struct id_sink sink = {.ids = ids, .capacity = 20000}, other = {.ids = want, .capacity = 20000};
+        bpe.rising = true;
+        bpe_encode(&bpe, text, bytes, &sink);
+        bpe.rising = false;
+        if (very_long) bpe_encode(&bpe, text, bytes, &other);
+        else other.count = merge_plainly(&bpe, text, bytes, want);
+        assert_int_equal(sink.count, other.count);
+        assert_memory_equal(ids, want, sink.count * sizeof *ids);
+    }
+}
+
 static void test_prefix_keys(void **state) {
     struct hash_key key = {1, 2};
     struct hash128 salt = {3, 4}, other_salt = {3, 5}, a[4], b[4];
@@ -270,7 +318,8 @@ int main(void) {
         cmocka_unit_test(test_info),             cmocka_unit_test(test_special_is_off),
         cmocka_unit_test(test_decode_skips_special), cmocka_unit_test(test_invalid_utf8),
         cmocka_unit_test(test_capacity),         cmocka_unit_test(test_long_words),
-        cmocka_unit_test(test_long_equals_short), cmocka_unit_test(test_prefix_keys),
+        cmocka_unit_test(test_long_equals_short), cmocka_unit_test(test_ways_of_merging),
+        cmocka_unit_test(test_prefix_keys),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
