@@ -146,7 +146,7 @@ static void ids_release(struct generation *g, int32_t prompts) {
         uint64_t id = g->first_id + (uint64_t)i;
         table_remove(&g->app->generations->table, id);
         if (g->unfinished[i] > 0) engine_cancel(g->app->engine, id);
-        if (g->unfinished[i] > 0 && g->submitted) prompt_finished(g, i);
+        if (g->unfinished[i] > 0) prompt_finished(g, i);
     }
 }
 
@@ -423,10 +423,9 @@ static int prompts_submit(struct generation *g, struct err *err) {
         g->unfinished[i] = (int32_t)g->ask.n;
         mem_free(request);
         g->ask.requests[i] = NULL;
+        metrics_request_admitted(app->metrics, (int32_t)g->ask.n, (int32_t)g->ask.max_tokens);
     }
     g->submitted = true;
-    for (int32_t i = 0; i < g->ask.prompt_count; i++)
-        metrics_request_admitted(app->metrics, (int32_t)g->ask.n, (int32_t)g->ask.max_tokens);
     return 0;
 }
 

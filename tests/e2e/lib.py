@@ -21,6 +21,8 @@ class Server:
 
     def __init__(self, fake=False, flags=(), env=None):
         self.process = self.file = None
+        self.lines = []
+        self.expected = 0  # exit code
         self.url = None if fake else os.environ.get("QUIRE_URL")
         self.fake = fake or not (self.url or os.path.exists(MODEL) and os.path.exists(os.path.join(BUILD, "quire")))
         if not self.url:
@@ -38,7 +40,7 @@ class Server:
         environment.update(env)
         command = [os.path.join(BUILD, "quire_fake" if self.fake else "quire"), "serve", path, "--port", "0", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, text=True)
-        lines, ready = [], threading.Event()
+        lines, ready = self.lines, threading.Event()
 
         def read():
             for line in self.process.stderr:
@@ -51,7 +53,8 @@ class Server:
         ready.wait(60)
         found = re.search(r"address=\S+:(\d+)", "".join(lines))
         if self.process.poll() is not None or not found or 'msg="ready"' not in "".join(lines):
-            self.close()
+            self.process.kill()
+            self.process.wait()
             raise AssertionError("the server did not start:\n" + "".join(lines))
         self.url = "http://127.0.0.1:" + found.group(1)
 
@@ -67,6 +70,8 @@ class Server:
             self.process.stderr.close()
         if self.file:
             self.file.close()
+        if self.process and self.process.returncode != self.expected:  # a sanitizer's finding ends up here too
+            raise AssertionError("the server ended with %d:\n%s" % (self.process.returncode, "".join(self.lines[-60:])))
 
     def request(self, method, path, body=None, headers=None):
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)

@@ -315,5 +315,75 @@ class Leaving(unittest.TestCase):
             fast.close()
 
 
+STREAMS = (
+    ("/v1/completions", {"prompt": "a", "max_tokens": 5000, "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ("/generate", {"prompt": "a", "max_tokens": 5000, "stream": True}),
+    ("/generate", {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 5000}}),
+    ("/generate_stream", {"inputs": "a"}),
+)
+
+
+class Endings(unittest.TestCase):
+    def streams(self, slow):
+        socks = []
+        for path, body in STREAMS:
+            sock = socket.create_connection((slow.host, slow.port), timeout=20)
+            text = json.dumps(body)
+            sock.sendall(("POST %s HTTP/1.0\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (path, len(text), text)).encode())
+            socks.append(sock)
+        for sock in socks:
+            sock.recv(16)
+        return socks
+
+    def tails(self, socks):
+        """The last events or lines of each stream."""
+        out = []
+        for sock in socks:
+            data = b""
+            while True:
+                piece = sock.recv(65536)
+                if not piece:
+                    break
+                data += piece
+            sock.close()
+            lines = [l for l in data.decode().splitlines() if l]
+            out.append([l[5:].strip() if l.startswith("data:") else l for l in lines])
+        return out
+
+    def test_the_engine_dies(self):
+        """Every stream ends with an error in its own dialect."""
+        slow = Server(fake=True, env={"QUIRE_FAKE_STEP_US": "5000", "QUIRE_FAKE_DIE_AFTER": "60"})
+        slow.expected = 3
+        try:
+            completions, chat, vllm, sglang, tgi = self.tails(self.streams(slow))
+            slow.process.wait(10)
+        finally:
+            slow.close()
+        for lines in (completions, chat):
+            self.assertEqual(lines[-1], "[DONE]")
+            self.assertEqual(json.loads(lines[-2])["error"]["code"], 500)
+        self.assertEqual(json.loads(vllm[-1])["error"]["code"], 500)
+        self.assertEqual(sglang[-1], "[DONE]")
+        self.assertEqual(json.loads(sglang[-2])["error"]["code"], 500)
+        self.assertEqual(json.loads(tgi[-1])["error_type"], "incomplete_generation")
+
+    def test_the_drain_limit_passes(self):
+        """Every stream ends with a reason."""
+        slow = Server(fake=True, flags=("--shutdown-timeout", "1"), env={"QUIRE_FAKE_STEP_US": "20000"})
+        try:
+            socks = self.streams(slow)
+            slow.process.terminate()
+            completions, chat, vllm, sglang, tgi = self.tails(socks)
+        finally:
+            slow.close()
+        for lines in (completions, chat):
+            self.assertEqual(lines[-1], "[DONE]")
+            self.assertEqual(json.loads(lines[-2])["choices"][0]["finish_reason"], "abort")
+        self.assertIn("text", json.loads(vllm[-1]))
+        self.assertEqual(json.loads(sglang[-2])["meta_info"]["finish_reason"]["type"], "abort")
+        self.assertIn("shutting down", json.loads(tgi[-1])["error"])
+
+
 if __name__ == "__main__":
     unittest.main()
