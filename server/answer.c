@@ -29,7 +29,7 @@ void answer_deinit(struct answer *answer) {
     memset(answer, 0, sizeof *answer);
 }
 
-/* ---- gathering ---------------------------------------------------------------------------------------------------- */
+/* ---- gathering -------------------------------------------------------------------------------------------------- */
 
 /* One packed row: id, logprob, count, then as many pairs as the request asked for (the unused ones are zero). */
 static size_t row_bytes(const struct ask *ask) {
@@ -55,8 +55,8 @@ static void logprobs_add(struct sample *sample, const struct ask *ask, const str
     }
 }
 
-/* Where each token's text ends. What the engine gives out at the end without a token (a held-back begin of a stop string, the
- * rest of a character) belongs to the last one. */
+/* Where each token's text ends. What the engine gives out at the end without a token (a held-back begin of a stop
+ * string, the rest of a character) belongs to the last one. */
 static void ends_add(struct sample *sample, const struct event *event, uint32_t base) {
     const uint32_t *ends = record_at(event, event->text_ends);
     uint32_t count = event->ids.count, bytes = event->text.count;
@@ -95,7 +95,7 @@ void answer_add(struct answer *answer, int32_t index, const struct event *event)
     answer->finished += sample->finish != FINISH_NONE;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 struct answer_logprob answer_logprob_at(const struct answer *answer, const struct sample *sample, size_t at) {
     size_t bytes = row_bytes(answer->ask);
@@ -123,7 +123,9 @@ const char *answer_token(const struct answer *answer, int32_t id, size_t *bytes)
     return text_token(answer->text, id, bytes);
 }
 
-int32_t answer_prompt_of(const struct answer *answer, int32_t index) { return index / (int32_t)answer->ask->n; }
+int32_t answer_prompt_of(const struct answer *answer, int32_t index) {
+    return index / (int32_t)answer->ask->n;
+}
 
 void answer_prompt_text(const struct answer *answer, int32_t prompt, struct buf *out) {
     const struct ask_prompt *p = &answer->ask->prompts[prompt];

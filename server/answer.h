@@ -26,17 +26,17 @@ struct answer_logprob {
 
 struct sample {
     struct buf text;
-    size_t text_sent;     /* bytes of it in chunks */
-    struct buf ids;       /* int32_t; kept when the dialect or the request shows ids */
-    struct buf ends;      /* uint32_t each: bytes of text after each id; kept by dialects that write token by token */
-    struct buf logprobs;  /* packed rows of answer_logprob_at; kept when asked for */
-    size_t ids_sent;      /* ids that chunks have spoken of */
-    size_t chars_sent;    /* characters of token texts before them, for text_offset */
+    size_t text_sent;    /* bytes of it in chunks */
+    struct buf ids;      /* int32_t; kept when the dialect or the request shows ids */
+    struct buf ends;     /* uint32_t each: bytes of text after each id; kept by dialects that write token by token */
+    struct buf logprobs; /* packed rows of answer_logprob_at; kept when asked for */
+    size_t ids_sent;     /* ids that chunks have spoken of */
+    size_t chars_sent;   /* characters of token texts before them, for text_offset */
     int32_t output_tokens, prompt_tokens, cached_tokens, preemptions;
     enum finish_reason finish;
     int32_t stop_kind, stop_value;
-    bool began;           /* its first chunk went out */
-    bool done;            /* its last chunk went out */
+    bool began; /* its first chunk went out */
+    bool done;  /* its last chunk went out */
     int64_t arrival_ns, scheduled_ns, first_token_ns, last_token_ns;
 };
 
@@ -61,8 +61,12 @@ void answer_add(struct answer *answer, int32_t index, const struct event *event)
 static inline const char *answer_text(const struct sample *sample, size_t from) {
     return sample->text.data ? sample->text.data + from : "";
 }
-static inline size_t answer_id_count(const struct sample *sample) { return sample->ids.bytes / sizeof(int32_t); }
-static inline const int32_t *answer_ids(const struct sample *sample) { return (const int32_t *)(const void *)sample->ids.data; }
+static inline size_t answer_id_count(const struct sample *sample) {
+    return sample->ids.bytes / sizeof(int32_t);
+}
+static inline const int32_t *answer_ids(const struct sample *sample) {
+    return (const int32_t *)(const void *)sample->ids.data;
+}
 /* The log-probability of the sample's token `at`, counted over all its tokens. */
 struct answer_logprob answer_logprob_at(const struct answer *answer, const struct sample *sample, size_t at);
 /* Absolute end of the text of token `at`. */

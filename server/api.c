@@ -61,7 +61,9 @@ static const struct route *route_find(const char *path, enum http_method method,
     return NULL;
 }
 
-void api_open(struct app *app) { app->generations = generations_open(app); }
+void api_open(struct app *app) {
+    app->generations = generations_open(app);
+}
 
 void api_close(struct app *app) {
     generations_close(app->generations);
@@ -79,9 +81,15 @@ void api_handle(struct app *app, struct http_exchange *exchange) {
     const struct route *route = route_find(http_path(exchange), http_method(exchange), &status);
     CHECK(route);
     switch (route->kind) {
-    case ROUTE_GENERATION: generation_begin(app, exchange, route->ask); break;
-    case ROUTE_JOB: job_begin(app, exchange, route->job); break;
-    case ROUTE_PLAIN: route->plain(app, exchange); break;
+    case ROUTE_GENERATION:
+        generation_begin(app, exchange, route->ask);
+        break;
+    case ROUTE_JOB:
+        job_begin(app, exchange, route->job);
+        break;
+    case ROUTE_PLAIN:
+        route->plain(app, exchange);
+        break;
     }
 }
 
@@ -95,6 +103,10 @@ void api_error_body(const char *path, int status, const char *message, struct bu
     *content_type = "application/json";
 }
 
-void api_on_events(struct app *app, const void *records, size_t bytes) { generation_events(app, records, bytes); }
+void api_on_events(struct app *app, const void *records, size_t bytes) {
+    generation_events(app, records, bytes);
+}
 
-int32_t api_running(const struct app *app) { return generation_count(app); }
+int32_t api_running(const struct app *app) {
+    return generation_count(app);
+}

@@ -1,6 +1,6 @@
-/* api.h: every route that reads a prompt or speaks of the model, in all dialects; the transport's way in. Health, metrics and
- * version are not here. The loop thread calls everything. Knows no sockets: it reads exchanges and writes replies through
- * http.h. */
+/* api.h: every route that reads a prompt or speaks of the model, in all dialects; the transport's way in. Health,
+ * metrics and version are not here. The loop thread calls everything. Knows no sockets: it reads exchanges and writes
+ * replies through http.h. */
 #ifndef QUIRE_SERVER_API_H
 #define QUIRE_SERVER_API_H
 

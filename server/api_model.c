@@ -33,7 +33,7 @@ static void member_str(struct buf *out, const char *key, const char *value) {
     json_write_str(out, value, strlen(value));
 }
 
-/* ---- models ------------------------------------------------------------------------------------------------------- */
+/* ---- models ----------------------------------------------------------------------------------------------------- */
 
 static void model_write(const struct app *app, const struct ask_view *view, int32_t index, struct buf *out) {
     member_str(out, "{\"id\":", view->names[index]);
@@ -81,11 +81,12 @@ void api_tgi_info(struct app *app, struct http_exchange *exchange) {
     member_str(&out, "{\"model_id\":", app->model_name);
     member_str(&out, ",\"model_sha\":null,\"model_dtype\":", info->weight_types);
     member_str(&out, ",\"model_device_type\":", info->backend.name);
-    buf_printf(&out,
-               ",\"model_pipeline_tag\":\"text-generation\",\"max_concurrent_requests\":%d,\"max_best_of\":2,"
-               "\"max_stop_sequences\":4,\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":4,"
-               "\"max_client_batch_size\":1,\"router\":\"quire\",\"version\":\"%s\",\"sha\":null,\"docker_label\":null}",
-               info->max_num_seqs, info->max_model_len - 1, info->max_model_len, QUIRE_VERSION);
+    buf_printf(
+        &out,
+        ",\"model_pipeline_tag\":\"text-generation\",\"max_concurrent_requests\":%d,\"max_best_of\":2,"
+        "\"max_stop_sequences\":4,\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":4,"
+        "\"max_client_batch_size\":1,\"router\":\"quire\",\"version\":\"%s\",\"sha\":null,\"docker_label\":null}",
+        info->max_num_seqs, info->max_model_len - 1, info->max_model_len, QUIRE_VERSION);
     reply(exchange, 200, &out);
 }
 
@@ -104,7 +105,7 @@ void api_load(struct app *app, struct http_exchange *exchange) {
     reply(exchange, 200, &out);
 }
 
-/* ---- tokens ------------------------------------------------------------------------------------------------------- */
+/* ---- tokens ----------------------------------------------------------------------------------------------------- */
 
 static void ids_write(const int32_t *ids, size_t count, struct buf *out) {
     buf_append_char(out, '[');
@@ -142,13 +143,15 @@ static int prompt_encode(struct ask *ask, const struct ask_view *view, struct er
     int rc;
     if ((rc = json_read_str(ask->tree, "prompt", &prompt, err))) return rc;
     if ((rc = json_read_bool(ask->tree, "add_special_tokens", &add_special, err))) return rc;
-    if (!prompt) return err_set_field(err, ERR_INVALID, "prompt", "prompt (a string) or messages (a list) must be given");
+    if (!prompt)
+        return err_set_field(err, ERR_INVALID, "prompt", "prompt (a string) or messages (a list) must be given");
     size_t bytes = strlen(prompt);
     if (bytes > ASK_TRUNCATE_BYTES_MAX)
-        return err_set_field(err, ERR_INVALID, "prompt", "prompt must have at most %zu bytes, got %zu", ASK_TRUNCATE_BYTES_MAX, bytes);
+        return err_set_field(err, ERR_INVALID, "prompt", "prompt must have at most %zu bytes, got %zu",
+                             ASK_TRUNCATE_BYTES_MAX, bytes);
     ids = mem_alloc((bytes + 8) * sizeof *ids);
-    rc = text_encode(view->text, prompt, bytes, TEXT_PARSE_SPECIAL | (add_special ? TEXT_ADD_SPECIAL : 0), ids, bytes + 8, &count,
-                     err);
+    rc = text_encode(view->text, prompt, bytes, TEXT_PARSE_SPECIAL | (add_special ? TEXT_ADD_SPECIAL : 0), ids,
+                     bytes + 8, &count, err);
     if (rc) {
         mem_free(ids);
         return rc;
@@ -193,7 +196,7 @@ int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, 
     return rc;
 }
 
-/* ---- running requests and the cache ------------------------------------------------------------------------------- */
+/* ---- running requests and the cache ----------------------------------------------------------------------------- */
 
 void api_abort(struct app *app, struct http_exchange *exchange) {
     size_t bytes;

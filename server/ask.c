@@ -11,8 +11,14 @@
 
 static void ask_init(struct ask *ask, const struct ask_view *view, enum ask_route route) {
     const struct ask_sampling unsaid = {
-        .temperature = NAN, .top_p = NAN, .min_p = NAN, .typical_p = NAN, .repetition_penalty = NAN,
-        .presence_penalty = NAN, .frequency_penalty = NAN, .top_k = INT64_MIN,
+        .temperature = NAN,
+        .top_p = NAN,
+        .min_p = NAN,
+        .typical_p = NAN,
+        .repetition_penalty = NAN,
+        .presence_penalty = NAN,
+        .frequency_penalty = NAN,
+        .top_k = INT64_MIN,
     };
     memset(ask, 0, sizeof *ask);
     ask->dialect = dialect_of_route(route);
@@ -38,7 +44,7 @@ void ask_deinit(struct ask *ask) {
     memset(ask, 0, sizeof *ask);
 }
 
-/* ---- defaults and what only holds across fields ------------------------------------------------------------------- */
+/* ---- defaults and what only holds across fields ----------------------------------------------------------------- */
 
 static double said(double value, double model, bool use_model, double otherwise) {
     if (!isnan(value)) return value;
@@ -67,14 +73,16 @@ static int n_check(const struct ask *ask, struct err *err) {
         return err_set_field(err, ERR_INVALID, "n", "n times the number of prompts must be at most %d, got %lld",
                              ASK_SAMPLES_MAX, (long long)samples);
     if (ask->n > 1 && ask->sampling.temperature < (double)SAMPLE_GREEDY_BELOW)
-        return err_set_field(err, ERR_INVALID, "n", "n must be 1 when using greedy sampling, got %lld", (long long)ask->n);
+        return err_set_field(err, ERR_INVALID, "n", "n must be 1 when using greedy sampling, got %lld",
+                             (long long)ask->n);
     return 0;
 }
 
 /* After the encoding has settled max_tokens. */
 static int lengths_check(const struct ask *ask, struct err *err) {
     if (ask->min_tokens > ask->max_tokens)
-        return err_set_field(err, ERR_INVALID, "min_tokens", "min_tokens must be at most max_tokens, which is %lld, got %lld",
+        return err_set_field(err, ERR_INVALID, "min_tokens",
+                             "min_tokens must be at most max_tokens, which is %lld, got %lld",
                              (long long)ask->max_tokens, (long long)ask->min_tokens);
     int64_t token_bytes = 16 + (ask->logprobs < 0 ? 0 : 12 + 8 * (int64_t)ask->logprobs);
     int64_t samples = ask->n * ask->prompt_count, most = ASK_ANSWER_BYTES_MAX / token_bytes;
@@ -85,19 +93,28 @@ static int lengths_check(const struct ask *ask, struct err *err) {
     return 0;
 }
 
-/* ---- the record --------------------------------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------------------------- */
 
 static struct request head_of(const struct ask *ask, uint64_t seed) {
     const struct ask_sampling *s = &ask->sampling;
     struct request head = {
-        .n = (int32_t)ask->n, .max_tokens = (int32_t)ask->max_tokens, .min_tokens = (int32_t)ask->min_tokens,
-        .logprobs = ask->logprobs, .salt = ask->salt,
-        .sampling = {
-            .temperature = (float)s->temperature, .top_k = (int32_t)s->top_k, .top_p = (float)s->top_p,
-            .min_p = (float)s->min_p, .typical_p = (float)s->typical_p,
-            .repetition_penalty = (float)s->repetition_penalty, .presence_penalty = (float)s->presence_penalty,
-            .frequency_penalty = (float)s->frequency_penalty, .seed = seed,
-        },
+        .n = (int32_t)ask->n,
+        .max_tokens = (int32_t)ask->max_tokens,
+        .min_tokens = (int32_t)ask->min_tokens,
+        .logprobs = ask->logprobs,
+        .salt = ask->salt,
+        .sampling =
+            {
+                .temperature = (float)s->temperature,
+                .top_k = (int32_t)s->top_k,
+                .top_p = (float)s->top_p,
+                .min_p = (float)s->min_p,
+                .typical_p = (float)s->typical_p,
+                .repetition_penalty = (float)s->repetition_penalty,
+                .presence_penalty = (float)s->presence_penalty,
+                .frequency_penalty = (float)s->frequency_penalty,
+                .seed = seed,
+            },
     };
     if (ask->ignore_eos) head.flags |= REQUEST_IGNORE_EOS;
     if (ask->keep_stop) head.flags |= REQUEST_KEEP_STOP;
@@ -114,11 +131,18 @@ static int requests_build(struct ask *ask, const struct ask_view *view, struct e
         uint64_t seed = ask->sampling.seeded ? ask->sampling.seed : view->seed + (uint64_t)i * 0x9E3779B97F4A7C15u;
         struct request_parts parts = {
             .head = head_of(ask, seed),
-            .prompt = ask->prompts[i].ids, .prompt_count = (int32_t)ask->prompts[i].count,
-            .eos_ids = view->info->eos_ids, .eos_count = view->info->eos_count,
-            .stop_ids = ask->stop_ids, .stop_id_count = ask->stop_id_count,
-            .stops = ask->stops, .stop_bytes = ask->stop_bytes, .stop_count = ask->stop_count,
-            .bias_ids = ask->bias_ids, .bias = ask->bias, .bias_count = ask->bias_count,
+            .prompt = ask->prompts[i].ids,
+            .prompt_count = (int32_t)ask->prompts[i].count,
+            .eos_ids = view->info->eos_ids,
+            .eos_count = view->info->eos_count,
+            .stop_ids = ask->stop_ids,
+            .stop_id_count = ask->stop_id_count,
+            .stops = ask->stops,
+            .stop_bytes = ask->stop_bytes,
+            .stop_count = ask->stop_count,
+            .bias_ids = ask->bias_ids,
+            .bias = ask->bias,
+            .bias_count = ask->bias_count,
         };
         rc = request_build(&parts, &ask->requests[i], err);
         if (!rc) rc = request_check(ask->requests[i], ask->requests[i]->bytes, view->vocab, err);

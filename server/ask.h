@@ -1,8 +1,9 @@
 /* ask.h: what one client asks for, in whatever dialect it was written, turned into request records of the engine.
  *
- * Pure: body bytes in, records or one sentence of refusal out. Reads only things that never change after start, so it runs on
- * the loop for small bodies and on a libuv worker for large ones. Every dialect fills the same struct and passes the same
- * checks; those run after the defaults are filled in. Never knows exchanges, the engine's handle, or how a reply looks. */
+ * Pure: body bytes in, records or one sentence of refusal out. Reads only things that never change after start, so it
+ * runs on the loop for small bodies and on a libuv worker for large ones. Every dialect fills the same struct and
+ * passes the same checks; those run after the defaults are filled in. Never knows exchanges, the engine's handle, or
+ * how a reply looks. */
 #ifndef QUIRE_SERVER_ASK_H
 #define QUIRE_SERVER_ASK_H
 
@@ -16,10 +17,10 @@
 #include "engine/text/text.h"
 
 #define ASK_PROMPTS_MAX        256
-#define ASK_SAMPLES_MAX        1024              /* n times prompts of one HTTP request */
+#define ASK_SAMPLES_MAX        1024                 /* n times prompts of one HTTP request */
 #define ASK_ANSWER_BYTES_MAX   ((int64_t)256 << 20) /* what the longest answer may take while it is gathered */
-#define ASK_LABEL_MAX          128               /* bytes of a client's request id */
-#define ASK_TRUNCATE_BYTES_MAX ((size_t)4 << 20) /* a text that is to be truncated is encoded whole first */
+#define ASK_LABEL_MAX          128                  /* bytes of a client's request id */
+#define ASK_TRUNCATE_BYTES_MAX ((size_t)4 << 20)    /* a text that is to be truncated is encoded whole first */
 
 struct cJSON;
 struct dialect;
@@ -55,16 +56,16 @@ struct ask_sampling {
 struct ask {
     const struct dialect *dialect;
     enum ask_route route;
-    struct cJSON *tree; /* the body; strings below point into it */
-    const char *model;  /* as the reply names it */
-    const char *label;  /* the client's id for this request, or NULL */
+    struct cJSON *tree;         /* the body; strings below point into it */
+    const char *model;          /* as the reply names it */
+    const char *label;          /* the client's id for this request, or NULL */
     const struct cJSON *labels; /* SGLang: an id for each prompt, or NULL */
 
     struct ask_prompt *prompts; /* [prompt_count] */
     int32_t prompt_count;
-    bool batch;         /* the prompt came as a list */
-    bool add_special;   /* bos and the like in front of a text prompt */
-    int64_t truncate;   /* keep the last so many prompt tokens; 0: all; -1: as many as fit */
+    bool batch;       /* the prompt came as a list */
+    bool add_special; /* bos and the like in front of a text prompt */
+    int64_t truncate; /* keep the last so many prompt tokens; 0: all; -1: as many as fit */
 
     struct ask_sampling sampling;
     int64_t n, max_tokens /* 0: not said */, min_tokens;
@@ -83,14 +84,14 @@ struct ask {
 
     /* How the answer is shown */
     bool stream, include_usage, continuous_usage;
-    bool echo;               /* the prompt's text in front */
-    bool return_ids;         /* token_ids and prompt_token_ids */
-    bool tokens_as_ids;      /* log-probabilities name tokens "token_id:N" */
-    bool text_in_logprobs;   /* SGLang */
-    bool details;            /* TGI */
-    bool array;              /* TGI on "/": an array of one */
-    int32_t top_logprobs;    /* shown beside each token */
-    int32_t best_of;         /* TGI: the best of so many is shown; 1: off */
+    bool echo;             /* the prompt's text in front */
+    bool return_ids;       /* token_ids and prompt_token_ids */
+    bool tokens_as_ids;    /* log-probabilities name tokens "token_id:N" */
+    bool text_in_logprobs; /* SGLang */
+    bool details;          /* TGI */
+    bool array;            /* TGI on "/": an array of one */
+    int32_t top_logprobs;  /* shown beside each token */
+    int32_t best_of;       /* TGI: the best of so many is shown; 1: off */
 
     struct request **requests; /* [prompt_count], ids and deadlines still 0; owned until taken */
 };

@@ -15,8 +15,9 @@ static int part_add(const cJSON *part, struct buf *text, struct err *err) {
     bool is_text = cJSON_IsString(type) && strcmp(type->valuestring, "text") == 0;
     if (cJSON_IsString(part)) content = part;
     if ((!is_text && !cJSON_IsString(part)) || !cJSON_IsString(content))
-        return err_set_field(err, ERR_INVALID, "messages",
-                             "a content part in messages must be {\"type\":\"text\",\"text\":…}: this model takes text only");
+        return err_set_field(
+            err, ERR_INVALID, "messages",
+            "a content part in messages must be {\"type\":\"text\",\"text\":…}: this model takes text only");
     if (text->bytes) buf_append_char(text, '\n');
     buf_append_str(text, content->valuestring);
     return 0;
@@ -61,7 +62,8 @@ static int message_check(cJSON *message, struct err *err) {
     if (!cJSON_IsObject(message) || !cJSON_IsString(role) || !role->valuestring[0])
         return err_set_field(err, ERR_INVALID, "messages", "each of messages must be an object with a role");
     if (content && !cJSON_IsNull(content) && !cJSON_IsString(content) && !cJSON_IsArray(content))
-        return err_set_field(err, ERR_INVALID, "messages", "the content of a message must be a string or a list of parts");
+        return err_set_field(err, ERR_INVALID, "messages",
+                             "the content of a message must be a string or a list of parts");
     if ((!content || cJSON_IsNull(content)) && !cJSON_IsArray(calls))
         return err_set_field(err, ERR_INVALID, "messages", "the content of a message is missing");
     if (cJSON_IsArray(content) && (rc = parts_join(message, content, err))) return rc;
@@ -86,7 +88,8 @@ static int messages_check(cJSON *messages, struct err *err) {
 static int array_member(const cJSON *tree, const char *key, const struct cJSON **out, struct err *err) {
     *out = json_get_set(tree, key);
     if (*out && (!cJSON_IsArray(*out) || !(*out)->child))
-        return err_set_field(err, ERR_INVALID, key, "%s must be a list that is not empty; leave it out when there are none", key);
+        return err_set_field(err, ERR_INVALID, key,
+                             "%s must be a list that is not empty; leave it out when there are none", key);
     return 0;
 }
 
@@ -142,7 +145,8 @@ int ask_read_chat(struct ask *ask, const struct ask_view *view, struct err *err)
     if ((rc = json_read_bool(ask->tree, "add_special_tokens", &add_special, err))) return rc;
     size_t bytes = messages_bytes(input.messages);
     if (!ask->truncate && ask_text_absurd(view, bytes))
-        return ask->dialect->too_long(ask, view->max_model_len, (int64_t)(bytes / (size_t)view->info->token_bytes_max), true, err);
+        return ask->dialect->too_long(ask, view->max_model_len, (int64_t)(bytes / (size_t)view->info->token_bytes_max),
+                                      true, err);
     rc = text_encode_chat(view->text, &input, &ids, &count, most, err);
     if (rc == ERR_EXHAUSTED) return ask->dialect->too_long(ask, view->max_model_len, (int64_t)count, true, err);
     if (rc) return rc;

@@ -1,4 +1,5 @@
-/* The fields that dialects share, each with its bounds. Texts name the field and the bound, never the value of a text. */
+/* The fields that dialects share, each with its bounds. Texts name the field and the bound, never the value of a text.
+ */
 #include "server/ask.h"
 
 #include <cjson/cJSON.h>
@@ -9,7 +10,7 @@
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 
-/* ---- numbers and labels ------------------------------------------------------------------------------------------- */
+/* ---- numbers and labels ----------------------------------------------------------------------------------------- */
 
 int ask_read_number(const struct cJSON *object, const char *key, struct ask_range range, double *out, struct err *err) {
     double value;
@@ -51,7 +52,8 @@ int ask_read_label(const struct cJSON *object, const char *key, const char **out
     int rc = json_read_str(object, key, &label, err);
     if (rc || !label) return rc;
     if (!ask_label_ok(label))
-        return err_set_field(err, ERR_INVALID, key, "%s must have 1 to %d letters, digits or any of -_.:/", key, ASK_LABEL_MAX);
+        return err_set_field(err, ERR_INVALID, key, "%s must have 1 to %d letters, digits or any of -_.:/", key,
+                             ASK_LABEL_MAX);
     *out = label;
     return 0;
 }
@@ -80,13 +82,15 @@ int ask_read_salt(struct ask *ask, const struct cJSON *object, const char *key, 
     return 0;
 }
 
-/* ---- lists -------------------------------------------------------------------------------------------------------- */
+/* ---- lists ------------------------------------------------------------------------------------------------------ */
 
 static int stop_add(struct ask *ask, const cJSON *item, const char *key, int32_t count_max, struct err *err) {
-    if (!cJSON_IsString(item)) return err_set_field(err, ERR_INVALID, key, "%s must be a string or a list of strings", key);
+    if (!cJSON_IsString(item))
+        return err_set_field(err, ERR_INVALID, key, "%s must be a string or a list of strings", key);
     size_t bytes = strlen(item->valuestring);
     if (bytes < 1 || bytes > REQUEST_STOP_BYTES_MAX)
-        return err_set_field(err, ERR_INVALID, key, "a string in %s must have 1 to %d bytes", key, REQUEST_STOP_BYTES_MAX);
+        return err_set_field(err, ERR_INVALID, key, "a string in %s must have 1 to %d bytes", key,
+                             REQUEST_STOP_BYTES_MAX);
     if (ask->stop_count >= count_max)
         return err_set_field(err, ERR_INVALID, key, "%s must have at most %d strings", key, count_max);
     ask->stops[ask->stop_count] = item->valuestring;
@@ -131,8 +135,10 @@ static int bias_add(struct ask *ask, const struct ask_view *view, const cJSON *i
     int64_t id;
     bool canonical = bytes == 1 || name[0] != '0';
     if (!canonical || !json_number_i64(name, bytes, &id) || id < 0 || id >= view->vocab)
-        return err_set_field(err, ERR_INVALID, key, "the keys of %s must be token ids from 0 to %d", key, view->vocab - 1);
-    if (!cJSON_IsNumber(item)) return err_set_field(err, ERR_INVALID, key, "the values of %s must be finite numbers", key);
+        return err_set_field(err, ERR_INVALID, key, "the keys of %s must be token ids from 0 to %d", key,
+                             view->vocab - 1);
+    if (!cJSON_IsNumber(item))
+        return err_set_field(err, ERR_INVALID, key, "the values of %s must be finite numbers", key);
     double value = item->valuedouble;
     ask->bias_ids[ask->bias_count] = (int32_t)id;
     ask->bias[ask->bias_count++] = (float)(value < -100 ? -100 : value > 100 ? 100 : value);
@@ -144,10 +150,12 @@ int ask_read_bias(struct ask *ask, const struct ask_view *view, const struct cJS
     const cJSON *bias = json_get_set(object, key), *item;
     int rc = 0;
     if (!bias) return 0;
-    if (!cJSON_IsObject(bias)) return err_set_field(err, ERR_INVALID, key, "%s must be an object of token id: number", key);
+    if (!cJSON_IsObject(bias))
+        return err_set_field(err, ERR_INVALID, key, "%s must be an object of token id: number", key);
     int count = cJSON_GetArraySize(bias);
     if (count > REQUEST_BIAS_MAX)
-        return err_set_field(err, ERR_INVALID, key, "%s must have at most %d ids, got %d", key, REQUEST_BIAS_MAX, count);
+        return err_set_field(err, ERR_INVALID, key, "%s must have at most %d ids, got %d", key, REQUEST_BIAS_MAX,
+                             count);
     ask->bias_ids = mem_zalloc((size_t)count + 1, sizeof *ask->bias_ids);
     ask->bias = mem_zalloc((size_t)count + 1, sizeof *ask->bias);
     cJSON_ArrayForEach(item, bias) {
@@ -156,7 +164,7 @@ int ask_read_bias(struct ask *ask, const struct ask_view *view, const struct cJS
     return rc;
 }
 
-/* ---- what we do not do -------------------------------------------------------------------------------------------- */
+/* ---- what we do not do ------------------------------------------------------------------------------------------ */
 
 static bool asks_for_something(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
@@ -168,11 +176,12 @@ static bool asks_for_something(const cJSON *item) {
 int ask_refuse(const struct cJSON *object, const char *const *keys, struct err *err) {
     for (; *keys; keys++)
         if (asks_for_something(json_get(object, *keys)))
-            return err_set_field(err, ERR_UNSUPPORTED, *keys, "%s is not supported by this server; leave it out", *keys);
+            return err_set_field(err, ERR_UNSUPPORTED, *keys, "%s is not supported by this server; leave it out",
+                                 *keys);
     return 0;
 }
 
-/* ---- vLLM's flat names -------------------------------------------------------------------------------------------- */
+/* ---- vLLM's flat names ------------------------------------------------------------------------------------------ */
 
 static int flat_sampling(struct ask_sampling *s, const cJSON *tree, struct err *err) {
     const struct ask_range heat = {.min = 0, .max = 2}, share = {.min = 0, .max = 1, .min_open = true},
@@ -194,10 +203,23 @@ static int flat_sampling(struct ask_sampling *s, const cJSON *tree, struct err *
 }
 
 int ask_read_flat(struct ask *ask, const struct ask_view *view, struct err *err) {
-    static const char *const refused[] = {
-        "use_beam_search", "allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids", "structured_outputs",
-        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "logits_processors", "kv_transfer_params",
-        "repetition_detection", "thinking_token_budget", "priority", "prompt_embeds", NULL};
+    static const char *const refused[] = {"use_beam_search",
+                                          "allowed_token_ids",
+                                          "bad_words",
+                                          "prompt_logprobs",
+                                          "logprob_token_ids",
+                                          "structured_outputs",
+                                          "guided_json",
+                                          "guided_regex",
+                                          "guided_choice",
+                                          "guided_grammar",
+                                          "logits_processors",
+                                          "kv_transfer_params",
+                                          "repetition_detection",
+                                          "thinking_token_budget",
+                                          "priority",
+                                          "prompt_embeds",
+                                          NULL};
     const cJSON *tree = ask->tree;
     bool skip_special = true;
     int64_t best_of = 0;
@@ -207,7 +229,8 @@ int ask_read_flat(struct ask *ask, const struct ask_view *view, struct err *err)
     if ((rc = json_read_i64(tree, "n", 1, REQUEST_SAMPLES_MAX, &ask->n, err))) return rc;
     if ((rc = json_read_i64(tree, "best_of", 0, REQUEST_SAMPLES_MAX, &best_of, err))) return rc;
     if (best_of > ask->n)
-        return err_set_field(err, ERR_UNSUPPORTED, "best_of", "best_of must not be larger than n: choosing among more "
+        return err_set_field(err, ERR_UNSUPPORTED, "best_of",
+                             "best_of must not be larger than n: choosing among more "
                              "samples than are shown is not supported");
     if ((rc = json_read_i64(tree, "max_tokens", 1, INT32_MAX, &ask->max_tokens, err))) return rc;
     if ((rc = json_read_i64(tree, "min_tokens", 0, INT32_MAX, &ask->min_tokens, err))) return rc;

@@ -9,7 +9,7 @@
 #include "engine/base/mem.h"
 #include "server/dialect.h"
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 int ask_read_ids(const struct cJSON *array, const char *key, int32_t vocab, size_t count_max, int32_t **ids,
                  size_t *count, struct err *err) {
@@ -24,7 +24,8 @@ int ask_read_ids(const struct cJSON *array, const char *key, int32_t vocab, size
         int64_t id;
         if (!json_item_i64(item, &id) || id < 0 || id >= vocab) {
             mem_free(out);
-            return err_set_field(err, ERR_INVALID, key, "token ids in %s must be integers from 0 to %d", key, vocab - 1);
+            return err_set_field(err, ERR_INVALID, key, "token ids in %s must be integers from 0 to %d", key,
+                                 vocab - 1);
         }
         out[n++] = (int32_t)id;
     }
@@ -34,11 +35,11 @@ int ask_read_ids(const struct cJSON *array, const char *key, int32_t vocab, size
 }
 
 static int kinds_error(const char *key, unsigned kinds, struct err *err) {
-    const char *what = kinds == ASK_TEXT                           ? "a string"
-                       : kinds == (ASK_TEXT | ASK_TEXTS)           ? "a string or a list of strings"
-                       : kinds == (ASK_IDS | ASK_ID_LISTS)         ? "a list of token ids or a list of such lists"
-                                                                   : "a string, a list of strings, a list of token ids "
-                                                                     "or a list of such lists";
+    const char *what = kinds == ASK_TEXT                   ? "a string"
+                       : kinds == (ASK_TEXT | ASK_TEXTS)   ? "a string or a list of strings"
+                       : kinds == (ASK_IDS | ASK_ID_LISTS) ? "a list of token ids or a list of such lists"
+                                                           : "a string, a list of strings, a list of token ids "
+                                                             "or a list of such lists";
     return err_set_field(err, ERR_INVALID, key, "%s must be %s", key, what);
 }
 
@@ -57,18 +58,21 @@ static int text_set(struct ask_prompt *prompt, const cJSON *item, const char *ke
     return prompt->text_bytes ? 0 : empty_error(key, err);
 }
 
-static int ids_set(struct ask_prompt *prompt, const struct ask_view *view, const cJSON *item, const char *key, struct err *err) {
+static int ids_set(struct ask_prompt *prompt, const struct ask_view *view, const cJSON *item, const char *key,
+                   struct err *err) {
     int rc = ask_read_ids(item, key, view->vocab, REQUEST_PROMPT_MAX, &prompt->ids, &prompt->count, err);
     return rc || prompt->count ? rc : empty_error(key, err);
 }
 
 /* A list whose first element decided what all must be. */
-static int list_read(struct ask *ask, const struct ask_view *view, const cJSON *list, const char *key, struct err *err) {
+static int list_read(struct ask *ask, const struct ask_view *view, const cJSON *list, const char *key,
+                     struct err *err) {
     const cJSON *item;
     bool texts = cJSON_IsString(list->child);
     int count = cJSON_GetArraySize(list), rc = 0;
     if (count > ASK_PROMPTS_MAX)
-        return err_set_field(err, ERR_INVALID, key, "%s must have at most %d prompts, got %d", key, ASK_PROMPTS_MAX, count);
+        return err_set_field(err, ERR_INVALID, key, "%s must have at most %d prompts, got %d", key, ASK_PROMPTS_MAX,
+                             count);
     prompts_alloc(ask, count);
     ask->batch = true;
     count = 0;
@@ -95,7 +99,8 @@ int ask_read_prompts(struct ask *ask, const struct ask_view *view, const char *k
         prompts_alloc(ask, 1);
         return ids_set(&ask->prompts[0], view, item, key, err);
     }
-    bool fits = (cJSON_IsString(item->child) && (kinds & ASK_TEXTS)) || (cJSON_IsArray(item->child) && (kinds & ASK_ID_LISTS));
+    bool fits =
+        (cJSON_IsString(item->child) && (kinds & ASK_TEXTS)) || (cJSON_IsArray(item->child) && (kinds & ASK_ID_LISTS));
     return fits ? list_read(ask, view, item, key, err) : kinds_error(key, kinds, err);
 }
 
@@ -105,28 +110,31 @@ void ask_set_prompt(struct ask *ask, int32_t *ids, size_t count) {
     ask->prompts[0].count = count;
 }
 
-/* ---- encoding ----------------------------------------------------------------------------------------------------- */
+/* ---- encoding --------------------------------------------------------------------------------------------------- */
 
 bool ask_text_absurd(const struct ask_view *view, size_t bytes) {
     return bytes / (size_t)view->info->token_bytes_max > (size_t)view->max_model_len;
 }
 
-static int text_encode_prompt(struct ask *ask, const struct ask_view *view, struct ask_prompt *prompt, struct err *err) {
+static int text_encode_prompt(struct ask *ask, const struct ask_view *view, struct ask_prompt *prompt,
+                              struct err *err) {
     unsigned flags = TEXT_PARSE_SPECIAL | (ask->add_special ? TEXT_ADD_SPECIAL : 0);
     size_t capacity = prompt->text_bytes + 8, context = (size_t)view->max_model_len;
     if (ask->truncate && prompt->text_bytes > ASK_TRUNCATE_BYTES_MAX)
-        return err_set_field(err, ERR_INVALID, "prompt", "a prompt to be truncated must have at most %zu bytes, got %zu",
-                             ASK_TRUNCATE_BYTES_MAX, prompt->text_bytes);
+        return err_set_field(err, ERR_INVALID, "prompt",
+                             "a prompt to be truncated must have at most %zu bytes, got %zu", ASK_TRUNCATE_BYTES_MAX,
+                             prompt->text_bytes);
     if (!ask->truncate) {
         if (ask_text_absurd(view, prompt->text_bytes))
             return ask->dialect->too_long(ask, view->max_model_len,
-                                          (int64_t)(prompt->text_bytes / (size_t)view->info->token_bytes_max), true, err);
+                                          (int64_t)(prompt->text_bytes / (size_t)view->info->token_bytes_max), true,
+                                          err);
         if (capacity > context + 1) capacity = context + 1;
     }
     prompt->ids = mem_alloc(capacity * sizeof *prompt->ids);
-    int rc = text_encode(view->text, prompt->text, prompt->text_bytes, flags, prompt->ids, capacity, &prompt->count, err);
-    if (rc == ERR_EXHAUSTED)
-        return ask->dialect->too_long(ask, view->max_model_len, (int64_t)prompt->count, true, err);
+    int rc =
+        text_encode(view->text, prompt->text, prompt->text_bytes, flags, prompt->ids, capacity, &prompt->count, err);
+    if (rc == ERR_EXHAUSTED) return ask->dialect->too_long(ask, view->max_model_len, (int64_t)prompt->count, true, err);
     return rc;
 }
 

@@ -28,10 +28,15 @@ const struct dialect *dialect_of_route(enum ask_route route) {
 int dialect_status(const struct dialect *dialect, int code) {
     switch (code) {
     case ERR_INVALID:
-    case ERR_UNSUPPORTED: return dialect->invalid_status;
-    case ERR_NOT_FOUND: return 404;
-    case ERR_EXHAUSTED: return 429;
-    case ERR_CLOSED: return 503;
-    default: return 500;
+    case ERR_UNSUPPORTED:
+        return dialect->invalid_status;
+    case ERR_NOT_FOUND:
+        return 404;
+    case ERR_EXHAUSTED:
+        return 429;
+    case ERR_CLOSED:
+        return 503;
+    default:
+        return 500;
     }
 }

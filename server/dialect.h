@@ -13,12 +13,12 @@
 
 struct dialect {
     const char *name;
-    const char *stream_type;  /* content type of a stream */
-    int invalid_status;       /* HTTP status of a request that is wrong */
-    bool by_step;             /* one chunk a step for all samples, not one for each */
-    bool keeps_ids;           /* its answers show ids */
-    bool keeps_ends;          /* it writes token by token */
-    bool clamps;              /* a max_tokens that does not fit is shortened, as this dialect's own server does */
+    const char *stream_type; /* content type of a stream */
+    int invalid_status;      /* HTTP status of a request that is wrong */
+    bool by_step;            /* one chunk a step for all samples, not one for each */
+    bool keeps_ids;          /* its answers show ids */
+    bool keeps_ends;         /* it writes token by token */
+    bool clamps;             /* a max_tokens that does not fit is shortened, as this dialect's own server does */
 
     /* Fills `ask` from ask->tree. */
     int (*read)(struct ask *ask, const struct ask_view *view, struct err *err);
@@ -38,7 +38,8 @@ struct dialect {
 
 extern const struct dialect dialect_vllm, dialect_sglang, dialect_tgi, dialect_completions, dialect_chat;
 
-/* The row that a body on /generate is written in, told by its fields; NULL with the error when it is none or several. */
+/* The row that a body on /generate is written in, told by its fields; NULL with the error when it is none or several.
+ */
 const struct dialect *dialect_of_generate(const struct cJSON *tree, struct err *err);
 
 /* Whose envelope a refusal on a route takes before the body has said more. */

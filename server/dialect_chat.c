@@ -41,7 +41,7 @@ static int chat_read(struct ask *ask, const struct ask_view *view, struct err *e
     return ask_read_chat(ask, view, err);
 }
 
-/* ---- log-probabilities -------------------------------------------------------------------------------------------- */
+/* ---- log-probabilities ------------------------------------------------------------------------------------------ */
 
 static void token_write(const struct answer *answer, int32_t id, float logprob, struct buf *out) {
     size_t bytes;
@@ -84,7 +84,7 @@ static void logprobs_write(const struct answer *answer, const struct sample *sam
     buf_append_str(out, "]}");
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
 
 static void choice_write(const struct answer *answer, int32_t index, struct buf *out) {
     const struct sample *sample = &answer->samples[index];
@@ -151,10 +151,19 @@ static void chat_chunk(struct answer *answer, int32_t index, struct buf *out) {
     sample->done = sample->finish != FINISH_NONE;
 }
 
-static void chat_end(struct answer *answer, struct buf *out) { openai_end(answer, "chat.completion.chunk", out); }
+static void chat_end(struct answer *answer, struct buf *out) {
+    openai_end(answer, "chat.completion.chunk", out);
+}
 
 const struct dialect dialect_chat = {
-    .name = "chat", .stream_type = "text/event-stream; charset=utf-8", .invalid_status = 400,
-    .read = chat_read, .too_long = openai_too_long, .error = openai_error, .error_event = openai_error_event,
-    .reply = chat_reply, .chunk = chat_chunk, .end = chat_end,
+    .name = "chat",
+    .stream_type = "text/event-stream; charset=utf-8",
+    .invalid_status = 400,
+    .read = chat_read,
+    .too_long = openai_too_long,
+    .error = openai_error,
+    .error_event = openai_error_event,
+    .reply = chat_reply,
+    .chunk = chat_chunk,
+    .end = chat_end,
 };

@@ -18,8 +18,9 @@ static int completions_read(struct ask *ask, const struct ask_view *view, struct
     if ((rc = ask_read_i32(tree, "logprobs", 0, view->max_logprobs, &ask->logprobs, err))) return rc;
     ask->top_logprobs = ask->logprobs;
     if (ask->echo && ask->logprobs >= 0)
-        return err_set_field(err, ERR_UNSUPPORTED, "echo",
-                             "echo cannot be combined with logprobs: log-probabilities of the prompt are not supported");
+        return err_set_field(
+            err, ERR_UNSUPPORTED, "echo",
+            "echo cannot be combined with logprobs: log-probabilities of the prompt are not supported");
     if (ask->max_tokens == 0) {
         ask->max_tokens = 16;
         ask->max_tokens_default = true;
@@ -27,7 +28,7 @@ static int completions_read(struct ask *ask, const struct ask_view *view, struct
     return 0;
 }
 
-/* ---- log-probabilities -------------------------------------------------------------------------------------------- */
+/* ---- log-probabilities ------------------------------------------------------------------------------------------ */
 
 static size_t chars_of(const char *text, size_t bytes) {
     size_t chars = 0;
@@ -76,8 +77,8 @@ static void top_write(const struct answer *answer, struct answer_logprob row, st
 
 enum part { PART_OFFSETS, PART_LOGPROBS, PART_TOKENS, PART_TOPS, PART_COUNT };
 
-static void part_write(const struct answer *answer, const struct sample *sample, size_t at, enum part part, size_t *chars,
-                       struct buf *out) {
+static void part_write(const struct answer *answer, const struct sample *sample, size_t at, enum part part,
+                       size_t *chars, struct buf *out) {
     struct answer_logprob row = answer_logprob_at(answer, sample, at);
     size_t bytes;
     const char *text;
@@ -87,14 +88,21 @@ static void part_write(const struct answer *answer, const struct sample *sample,
         text = answer_token(answer, row.id, &bytes);
         *chars += chars_of(text, bytes);
         break;
-    case PART_LOGPROBS: json_write_f32(out, row.logprob); break;
-    case PART_TOKENS: token_write(answer, row.id, out); break;
-    default: top_write(answer, row, out); break;
+    case PART_LOGPROBS:
+        json_write_f32(out, row.logprob);
+        break;
+    case PART_TOKENS:
+        token_write(answer, row.id, out);
+        break;
+    default:
+        top_write(answer, row, out);
+        break;
     }
 }
 
 /* Of the tokens from `from` on; *chars is the offset of the first and moves on. */
-static void logprobs_write(const struct answer *answer, const struct sample *sample, size_t from, size_t *chars, struct buf *out) {
+static void logprobs_write(const struct answer *answer, const struct sample *sample, size_t from, size_t *chars,
+                           struct buf *out) {
     static const char *const names[PART_COUNT] = {"{\"text_offset\":[", "],\"token_logprobs\":[", "],\"tokens\":[",
                                                   "],\"top_logprobs\":["};
     size_t count = answer_id_count(sample);
@@ -112,7 +120,7 @@ static void logprobs_write(const struct answer *answer, const struct sample *sam
     buf_append_str(out, "]}");
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
 
 static void choice_write(const struct answer *answer, int32_t index, struct buf *out) {
     const struct sample *sample = &answer->samples[index];
@@ -194,10 +202,19 @@ static void completions_chunk(struct answer *answer, int32_t index, struct buf *
     sample->done = sample->finish != FINISH_NONE;
 }
 
-static void completions_end(struct answer *answer, struct buf *out) { openai_end(answer, "text_completion", out); }
+static void completions_end(struct answer *answer, struct buf *out) {
+    openai_end(answer, "text_completion", out);
+}
 
 const struct dialect dialect_completions = {
-    .name = "completions", .stream_type = "text/event-stream; charset=utf-8", .invalid_status = 400,
-    .read = completions_read, .too_long = openai_too_long, .error = openai_error, .error_event = openai_error_event,
-    .reply = completions_reply, .chunk = completions_chunk, .end = completions_end,
+    .name = "completions",
+    .stream_type = "text/event-stream; charset=utf-8",
+    .invalid_status = 400,
+    .read = completions_read,
+    .too_long = openai_too_long,
+    .error = openai_error,
+    .error_event = openai_error_event,
+    .reply = completions_reply,
+    .chunk = completions_chunk,
+    .end = completions_end,
 };

@@ -8,16 +8,26 @@
 
 static const char *type_of(int status) {
     switch (status) {
-    case 400: return "BadRequestError";
-    case 401: return "AuthenticationError";
-    case 404: return "NotFoundError";
-    case 405: return "MethodNotAllowedError";
-    case 408: return "RequestTimeoutError";
-    case 413: return "RequestEntityTooLargeError";
-    case 429: return "RateLimitError";
-    case 501: return "NotImplementedError";
-    case 503: return "ServiceUnavailableError";
-    default: return status < 500 ? "BadRequestError" : "InternalServerError";
+    case 400:
+        return "BadRequestError";
+    case 401:
+        return "AuthenticationError";
+    case 404:
+        return "NotFoundError";
+    case 405:
+        return "MethodNotAllowedError";
+    case 408:
+        return "RequestTimeoutError";
+    case 413:
+        return "RequestEntityTooLargeError";
+    case 429:
+        return "RateLimitError";
+    case 501:
+        return "NotImplementedError";
+    case 503:
+        return "ServiceUnavailableError";
+    default:
+        return status < 500 ? "BadRequestError" : "InternalServerError";
     }
 }
 
@@ -41,19 +51,21 @@ void openai_error_event(int status, const struct err *err, struct buf *out) {
 
 int openai_too_long(const struct ask *ask, int64_t context, int64_t prompt_tokens, bool at_least, struct err *err) {
     int64_t asked = ask->max_tokens_default ? 1 : i64_max(ask->max_tokens, 1);
-    return err_set_field(err, ERR_INVALID, "input_tokens",
-                         "This model's maximum context length is %lld tokens. However, you requested %lld output tokens and "
-                         "your prompt contains %s%lld input tokens, for a total of %s%lld tokens. Please reduce the length of "
-                         "the input prompt or the number of requested output tokens.",
-                         (long long)context, (long long)asked, at_least ? "at least " : "", (long long)prompt_tokens,
-                         at_least ? "at least " : "", (long long)(prompt_tokens + asked));
+    return err_set_field(
+        err, ERR_INVALID, "input_tokens",
+        "This model's maximum context length is %lld tokens. However, you requested %lld output tokens and "
+        "your prompt contains %s%lld input tokens, for a total of %s%lld tokens. Please reduce the length of "
+        "the input prompt or the number of requested output tokens.",
+        (long long)context, (long long)asked, at_least ? "at least " : "", (long long)prompt_tokens,
+        at_least ? "at least " : "", (long long)(prompt_tokens + asked));
 }
 
 static int stream_options_read(struct ask *ask, struct err *err) {
     const cJSON *options = json_get_set(ask->tree, "stream_options");
     int rc;
     if (!options) return 0;
-    if (!cJSON_IsObject(options)) return err_set_field(err, ERR_INVALID, "stream_options", "stream_options must be an object");
+    if (!cJSON_IsObject(options))
+        return err_set_field(err, ERR_INVALID, "stream_options", "stream_options must be an object");
     if (!ask->stream)
         return err_set_field(err, ERR_INVALID, "stream_options", "stream_options can only be set when stream is true");
     if ((rc = json_read_bool(options, "include_usage", &ask->include_usage, err))) return rc;
@@ -83,7 +95,7 @@ int openai_read(struct ask *ask, const struct ask_view *view, struct err *err) {
     return json_read_bool(ask->tree, "return_tokens_as_token_ids", &ask->tokens_as_ids, err);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------ */
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
 
 /* The samples of one prompt share it: it is counted once. */
 void openai_usage(const struct answer *answer, struct buf *out) {
@@ -120,8 +132,9 @@ void openai_head(const struct answer *answer, const char *object, struct buf *ou
 
 void openai_finish(const struct answer *answer, const struct sample *sample, struct buf *out) {
     static const char *const names[FINISH_REASON_COUNT] = {
-        [FINISH_NONE] = "null", [FINISH_STOP] = "\"stop\"", [FINISH_LENGTH] = "\"length\"", [FINISH_ABORT] = "\"abort\"",
-        [FINISH_DEADLINE] = "\"abort\"", [FINISH_SHUTDOWN] = "\"abort\"", [FINISH_ERROR] = "\"error\"",
+        [FINISH_NONE] = "null",       [FINISH_STOP] = "\"stop\"",      [FINISH_LENGTH] = "\"length\"",
+        [FINISH_ABORT] = "\"abort\"", [FINISH_DEADLINE] = "\"abort\"", [FINISH_SHUTDOWN] = "\"abort\"",
+        [FINISH_ERROR] = "\"error\"",
     };
     buf_append_str(out, ",\"finish_reason\":");
     buf_append_str(out, names[sample->finish]);

@@ -7,7 +7,7 @@
 #include "engine/base/json.h"
 #include "server/dialect.h"
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 static int numbers_read(struct ask_sampling *s, const cJSON *p, struct err *err) {
     const struct ask_range heat = {.min = 0, .max = 100}, share = {.min = 0, .max = 1, .min_open = true},
@@ -30,7 +30,8 @@ static int numbers_read(struct ask_sampling *s, const cJSON *p, struct err *err)
 }
 
 static int params_read(struct ask *ask, const struct ask_view *view, struct err *err) {
-    static const char *const refused[] = {"json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", NULL};
+    static const char *const refused[] = {"json_schema", "regex",         "ebnf", "structural_tag",
+                                          "stop_regex",  "custom_params", NULL};
     const cJSON *p = json_get_set(ask->tree, "sampling_params");
     bool skip_special = true;
     int rc;
@@ -38,7 +39,8 @@ static int params_read(struct ask *ask, const struct ask_view *view, struct err 
     ask->max_tokens_default = !json_get_set(p, "max_new_tokens");
     if (!p) return 0;
     if (!cJSON_IsObject(p))
-        return err_set_field(err, ERR_INVALID, "sampling_params", "sampling_params must be one object, for all prompts");
+        return err_set_field(err, ERR_INVALID, "sampling_params",
+                             "sampling_params must be one object, for all prompts");
     if ((rc = ask_refuse(p, refused, err))) return rc;
     if ((rc = numbers_read(&ask->sampling, p, err))) return rc;
     if ((rc = json_read_i64(p, "n", 1, REQUEST_SAMPLES_MAX, &ask->n, err))) return rc;
@@ -76,7 +78,8 @@ static int rid_read(struct ask *ask, struct err *err) {
     const cJSON *rid = json_get_set(ask->tree, "rid"), *item;
     if (!cJSON_IsArray(rid)) return ask_read_label(ask->tree, "rid", &ask->label, err);
     if (cJSON_GetArraySize(rid) != ask->prompt_count)
-        return err_set_field(err, ERR_INVALID, "rid", "rid must have one string for each of the %d prompts", ask->prompt_count);
+        return err_set_field(err, ERR_INVALID, "rid", "rid must have one string for each of the %d prompts",
+                             ask->prompt_count);
     cJSON_ArrayForEach(item, rid) {
         if (!cJSON_IsString(item) || !ask_label_ok(item->valuestring))
             return err_set_field(err, ERR_INVALID, "rid", "each rid must have 1 to %d letters, digits or any of -_.:/",
@@ -87,9 +90,20 @@ static int rid_read(struct ask *ask, struct err *err) {
 }
 
 static int sglang_read(struct ask *ask, const struct ask_view *view, struct err *err) {
-    static const char *const refused[] = {
-        "input_embeds", "token_ids_logprob", "session_id", "session_params", "lora_path", "priority", "return_hidden_states",
-        "image_data", "video_data", "audio_data", "bootstrap_host", "bootstrap_room", "custom_logit_processor", NULL};
+    static const char *const refused[] = {"input_embeds",
+                                          "token_ids_logprob",
+                                          "session_id",
+                                          "session_params",
+                                          "lora_path",
+                                          "priority",
+                                          "return_hidden_states",
+                                          "image_data",
+                                          "video_data",
+                                          "audio_data",
+                                          "bootstrap_host",
+                                          "bootstrap_room",
+                                          "custom_logit_processor",
+                                          NULL};
     const cJSON *tree = ask->tree;
     bool text = json_get_set(tree, "text") != NULL;
     int rc;
@@ -108,19 +122,22 @@ static int sglang_read(struct ask *ask, const struct ask_view *view, struct err 
     return ask_read_salt(ask, tree, "extra_key", err);
 }
 
-static int sglang_too_long(const struct ask *ask, int64_t context, int64_t prompt_tokens, bool at_least, struct err *err) {
+static int sglang_too_long(const struct ask *ask, int64_t context, int64_t prompt_tokens, bool at_least,
+                           struct err *err) {
     const char *key = ask->prompts[0].text ? "text" : "input_ids", *about = at_least ? "at least " : "";
     if (at_least || prompt_tokens >= context)
-        return err_set_field(err, ERR_INVALID, key, "The input (%s%lld tokens) is longer than the model's context length (%lld tokens).",
+        return err_set_field(err, ERR_INVALID, key,
+                             "The input (%s%lld tokens) is longer than the model's context length (%lld tokens).",
                              about, (long long)prompt_tokens, (long long)context);
-    return err_set_field(err, ERR_INVALID, "max_new_tokens",
-                         "Requested token count exceeds the model's maximum context length of %lld tokens. You requested a total "
-                         "of %lld tokens: %lld tokens from the input messages and %lld tokens for the completion.",
-                         (long long)context, (long long)(prompt_tokens + ask->max_tokens), (long long)prompt_tokens,
-                         (long long)ask->max_tokens);
+    return err_set_field(
+        err, ERR_INVALID, "max_new_tokens",
+        "Requested token count exceeds the model's maximum context length of %lld tokens. You requested a total "
+        "of %lld tokens: %lld tokens from the input messages and %lld tokens for the completion.",
+        (long long)context, (long long)(prompt_tokens + ask->max_tokens), (long long)prompt_tokens,
+        (long long)ask->max_tokens);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------ */
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
 
 static void tuple_write(const struct answer *answer, int32_t id, float logprob, struct buf *out) {
     size_t bytes;
@@ -164,16 +181,21 @@ static void logprobs_write(const struct answer *answer, const struct sample *sam
 
 static void finish_write(const struct answer *answer, const struct sample *sample, struct buf *out) {
     switch (sample->finish) {
-    case FINISH_NONE: buf_append_str(out, "null"); return;
+    case FINISH_NONE:
+        buf_append_str(out, "null");
+        return;
     case FINISH_STOP:
         buf_append_str(out, "{\"type\":\"stop\",\"matched\":");
         answer_matched(answer, sample, out);
         buf_append_char(out, '}');
         return;
-    case FINISH_LENGTH: buf_printf(out, "{\"type\":\"length\",\"length\":%d}", sample->output_tokens); return;
+    case FINISH_LENGTH:
+        buf_printf(out, "{\"type\":\"length\",\"length\":%d}", sample->output_tokens);
+        return;
     default:
-        buf_printf(out, "{\"type\":\"abort\",\"message\":\"%s\",\"status_code\":503,\"err_type\":\"ServiceUnavailableError\"}",
-                   finish_reason_name(sample->finish));
+        buf_printf(
+            out, "{\"type\":\"abort\",\"message\":\"%s\",\"status_code\":503,\"err_type\":\"ServiceUnavailableError\"}",
+            finish_reason_name(sample->finish));
     }
 }
 
@@ -217,7 +239,9 @@ static void meta_write(const struct answer *answer, int32_t index, struct buf *o
 }
 
 /* Several samples or a list of prompts: answers come in an array, chunks with an index. */
-static bool is_many(const struct answer *answer) { return answer->ask->batch || answer->count > 1; }
+static bool is_many(const struct answer *answer) {
+    return answer->ask->batch || answer->count > 1;
+}
 
 static void sample_write(const struct answer *answer, int32_t index, bool indexed, struct buf *out) {
     const struct sample *sample = &answer->samples[index];
@@ -258,7 +282,9 @@ static void sglang_chunk(struct answer *answer, int32_t index, struct buf *out) 
     sample->done = sample->finish != FINISH_NONE;
 }
 
-static void sglang_end(struct answer *answer, struct buf *out) { buf_append_str(out, "data: [DONE]\n\n"); }
+static void sglang_end(struct answer *answer, struct buf *out) {
+    buf_append_str(out, "data: [DONE]\n\n");
+}
 
 static void sglang_error(int status, const struct err *err, struct buf *out) {
     buf_append_str(out, "{\"error\":{\"message\":");
@@ -274,7 +300,15 @@ static void sglang_error_event(int status, const struct err *err, struct buf *ou
 }
 
 const struct dialect dialect_sglang = {
-    .name = "sglang", .stream_type = "text/event-stream; charset=utf-8", .invalid_status = 400, .keeps_ids = true,
-    .read = sglang_read, .too_long = sglang_too_long, .error = sglang_error, .error_event = sglang_error_event,
-    .reply = sglang_reply, .chunk = sglang_chunk, .end = sglang_end,
+    .name = "sglang",
+    .stream_type = "text/event-stream; charset=utf-8",
+    .invalid_status = 400,
+    .keeps_ids = true,
+    .read = sglang_read,
+    .too_long = sglang_too_long,
+    .error = sglang_error,
+    .error_event = sglang_error_event,
+    .reply = sglang_reply,
+    .chunk = sglang_chunk,
+    .end = sglang_end,
 };

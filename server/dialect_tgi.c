@@ -10,7 +10,7 @@
 #define TGI_TOP_MAX     5
 #define TGI_BEST_OF_MAX 2
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 static int numbers_read(struct ask_sampling *s, const cJSON *p, struct err *err) {
     const struct ask_range heat = {.min = 0, .max = 100, .min_open = true},
@@ -37,8 +37,10 @@ static int best_of_read(struct ask *ask, const cJSON *p, bool sampling, struct e
     int rc = ask_read_i32(p, "best_of", 1, TGI_BEST_OF_MAX, &ask->best_of, err);
     if (rc || ask->best_of == 1) return rc;
     if (!sampling) return err_set_field(err, ERR_INVALID, "best_of", "you must use sampling when best_of is > 1");
-    if (ask->sampling.seeded) return err_set_field(err, ERR_INVALID, "best_of", "seed must not be set when best_of is > 1");
-    if (ask->stream) return err_set_field(err, ERR_INVALID, "best_of", "best_of != 1 is not supported when streaming tokens");
+    if (ask->sampling.seeded)
+        return err_set_field(err, ERR_INVALID, "best_of", "seed must not be set when best_of is > 1");
+    if (ask->stream)
+        return err_set_field(err, ERR_INVALID, "best_of", "best_of != 1 is not supported when streaming tokens");
     ask->n = ask->best_of;
     return 0;
 }
@@ -85,16 +87,18 @@ static int tgi_read(struct ask *ask, const struct ask_view *view, struct err *er
 
 static int tgi_too_long(const struct ask *ask, int64_t context, int64_t prompt_tokens, bool at_least, struct err *err) {
     if (at_least || prompt_tokens >= context)
-        return err_set_field(err, ERR_INVALID, "inputs", "`inputs` must have less than %lld tokens. Given: %s%lld", (long long)context,
-                             at_least ? "at least " : "", (long long)prompt_tokens);
-    return err_set_field(err, ERR_INVALID, "inputs",
-                         "`inputs` tokens + `max_new_tokens` must be <= %lld. Given: %lld `inputs` tokens and %lld `max_new_tokens`",
-                         (long long)context, (long long)prompt_tokens, (long long)ask->max_tokens);
+        return err_set_field(err, ERR_INVALID, "inputs", "`inputs` must have less than %lld tokens. Given: %s%lld",
+                             (long long)context, at_least ? "at least " : "", (long long)prompt_tokens);
+    return err_set_field(
+        err, ERR_INVALID, "inputs",
+        "`inputs` tokens + `max_new_tokens` must be <= %lld. Given: %lld `inputs` tokens and %lld `max_new_tokens`",
+        (long long)context, (long long)prompt_tokens, (long long)ask->max_tokens);
 }
 
-/* ---- tokens ------------------------------------------------------------------------------------------------------- */
+/* ---- tokens ----------------------------------------------------------------------------------------------------- */
 
-static void token_write(const struct answer *answer, int32_t id, const char *text, size_t bytes, float logprob, struct buf *out) {
+static void token_write(const struct answer *answer, int32_t id, const char *text, size_t bytes, float logprob,
+                        struct buf *out) {
     bool special = text_token_special(answer->text, id);
     buf_append_str(out, "{\"id\":");
     json_write_i64(out, id);
@@ -105,8 +109,8 @@ static void token_write(const struct answer *answer, int32_t id, const char *tex
     buf_append_str(out, special ? ",\"special\":true}" : ",\"special\":false}");
 }
 
-/* Token `at` with the text it brought to the sample, so that texts joined are the whole; a special token shows its name,
- * which clients leave out by its flag. */
+/* Token `at` with the text it brought to the sample, so that texts joined are the whole; a special token shows its
+ * name, which clients leave out by its flag. */
 static void token_at_write(const struct answer *answer, const struct sample *sample, size_t at, struct buf *out) {
     struct answer_logprob row = answer_logprob_at(answer, sample, at);
     size_t begin = at ? answer_end_at(sample, at - 1) : 0, end = answer_end_at(sample, at), bytes = end - begin;
@@ -127,7 +131,7 @@ static void top_at_write(const struct answer *answer, const struct sample *sampl
     buf_append_char(out, ']');
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
 
 static void finish_write(const struct sample *sample, struct buf *out) {
     bool eos = sample->finish == FINISH_STOP && sample->stop_kind != STOP_STRING;
@@ -253,12 +257,18 @@ static void tgi_end(struct answer *answer, struct buf *out) {}
 
 static const char *type_of(int status) {
     switch (status) {
-    case 404: return "not_found";
-    case 429: return "overloaded";
-    case 424: return "generation";
-    case 500: return "incomplete_generation";
-    case 503: return "unhealthy";
-    default: return "validation";
+    case 404:
+        return "not_found";
+    case 429:
+        return "overloaded";
+    case 424:
+        return "generation";
+    case 500:
+        return "incomplete_generation";
+    case 503:
+        return "unhealthy";
+    default:
+        return "validation";
     }
 }
 
@@ -275,7 +285,16 @@ static void tgi_error_event(int status, const struct err *err, struct buf *out) 
 }
 
 const struct dialect dialect_tgi = {
-    .name = "tgi", .stream_type = "text/event-stream", .invalid_status = 422, .keeps_ids = true, .keeps_ends = true,
-    .read = tgi_read, .too_long = tgi_too_long, .error = tgi_error, .error_event = tgi_error_event,
-    .reply = tgi_reply, .chunk = tgi_chunk, .end = tgi_end,
+    .name = "tgi",
+    .stream_type = "text/event-stream",
+    .invalid_status = 422,
+    .keeps_ids = true,
+    .keeps_ends = true,
+    .read = tgi_read,
+    .too_long = tgi_too_long,
+    .error = tgi_error,
+    .error_event = tgi_error_event,
+    .reply = tgi_reply,
+    .chunk = tgi_chunk,
+    .end = tgi_end,
 };

@@ -1,5 +1,5 @@
-/* POST /generate as vLLM's demo server speaks it: flat names, the prompt in front of every output, streams of JSON lines that
- * each hold everything so far. */
+/* POST /generate as vLLM's demo server speaks it: flat names, the prompt in front of every output, streams of JSON
+ * lines that each hold everything so far. */
 #include <string.h>
 
 #include "engine/base/json.h"
@@ -55,7 +55,16 @@ static void vllm_error_event(int status, const struct err *err, struct buf *out)
 }
 
 const struct dialect dialect_vllm = {
-    .name = "vllm", .stream_type = "application/json", .invalid_status = 400, .by_step = true, .clamps = true,
-    .read = vllm_read, .too_long = openai_too_long, .error = openai_error, .error_event = vllm_error_event,
-    .reply = texts_write, .chunk = vllm_chunk, .end = vllm_end,
+    .name = "vllm",
+    .stream_type = "application/json",
+    .invalid_status = 400,
+    .by_step = true,
+    .clamps = true,
+    .read = vllm_read,
+    .too_long = openai_too_long,
+    .error = openai_error,
+    .error_event = vllm_error_event,
+    .reply = texts_write,
+    .chunk = vllm_chunk,
+    .end = vllm_end,
 };

@@ -1,4 +1,4 @@
-#include "server/generation.h"
+#include "server/generation_private.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -6,54 +6,9 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "server/answer.h"
 #include "server/dialect.h"
-#include "server/generation_table.h"
 #include "server/metrics.h"
 #include "server/options.h"
-
-/* Bodies up to this many bytes are read on the loop: parsing, rendering, encoding and building took 2 to 100 µs when
- * measured, about what the way to a worker and back costs. A chat template that once took longer than INLINE_CHAT_NS sends
- * every later chat to the workers, so that no template can hold the loop up twice. */
-#define INLINE_BYTES_MAX 8192
-#define INLINE_CHAT_NS   (2 * NS_PER_MS)
-
-struct generation {
-    struct app *app;
-    struct http_exchange *exchange; /* NULL once the client is gone */
-    struct generation *next, *prev; /* of all */
-    struct generation *dirty_next;  /* to be written at the end of this batch of events */
-    struct ask ask;
-    struct ask_view view;
-    struct answer answer;
-    uint64_t first_id;   /* prompt i is first_id + i; 0: not submitted */
-    int32_t *unfinished; /* [prompts] samples that have not ended */
-    bool submitted, begun, stalled, dirty, busy, gone;
-    /* The way over a worker */
-    uv_work_t work;
-    char *body; /* owned copy, NULL when read on the loop */
-    size_t body_bytes;
-    int rc;
-    struct err err;
-};
-
-struct generations {
-    struct table table;
-    struct generation *first;
-    int32_t count;
-    uint64_t random; /* state of seeds and labels */
-    struct generation *dirty;
-    struct buf out; /* one chunk or reply */
-    bool chats_to_workers;
-};
-
-/* splitmix64: labels and seeds need to differ, not to be secret. */
-static uint64_t random_next(struct generations *all) {
-    uint64_t z = all->random += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 struct generations *generations_open(struct app *app) {
     struct generations *all = mem_zalloc(1, sizeof *all);
@@ -69,7 +24,9 @@ void generations_close(struct generations *all) {
     mem_free(all);
 }
 
-int32_t generation_count(const struct app *app) { return app->generations->count; }
+int32_t generation_count(const struct app *app) {
+    return app->generations->count;
+}
 
 struct ask_view generation_view(const struct app *app) {
     const struct engine_info *engine = engine_info(app->engine);
@@ -78,19 +35,22 @@ struct ask_view generation_view(const struct app *app) {
     bool named = options->served_names.count > 0;
     int32_t logprobs = options->max_logprobs < SAMPLE_LOGPROBS_MAX ? options->max_logprobs : SAMPLE_LOGPROBS_MAX;
     return (struct ask_view){
-        .text = app->text, .info = text,
-        .vocab = engine->vocab < text->vocab ? engine->vocab : text->vocab, .max_model_len = engine->max_model_len,
-        .max_logprobs = logprobs, .model_defaults = options->generation_config == GENERATION_CONFIG_AUTO,
+        .text = app->text,
+        .info = text,
+        .vocab = engine->vocab < text->vocab ? engine->vocab : text->vocab,
+        .max_model_len = engine->max_model_len,
+        .max_logprobs = logprobs,
+        .model_defaults = options->generation_config == GENERATION_CONFIG_AUTO,
         .names = named ? options->served_names.items : &app->model_name,
         .name_count = named ? options->served_names.count : 1,
     };
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------------------------- */
 
 static void on_gone(void *user);
 
-static struct generation *generation_new(struct app *app, struct http_exchange *exchange) {
+struct generation *generation_new(struct app *app, struct http_exchange *exchange) {
     struct generations *all = app->generations;
     struct generation *g = mem_zalloc(1, sizeof *g);
     g->app = app;
@@ -140,8 +100,7 @@ static void tokens_note(struct generation *g) {
     http_set_note(g->exchange, text);
 }
 
-/* Takes the ids of the first `prompts` prompts out of the table; those that run are cancelled. */
-static void ids_release(struct generation *g, int32_t prompts) {
+void generation_release(struct generation *g, int32_t prompts) {
     for (int32_t i = 0; i < prompts; i++) {
         uint64_t id = g->first_id + (uint64_t)i;
         table_remove(&g->app->generations->table, id);
@@ -150,9 +109,9 @@ static void ids_release(struct generation *g, int32_t prompts) {
     }
 }
 
-static void generation_free(struct generation *g) {
+void generation_free(struct generation *g) {
     struct generations *all = g->app->generations;
-    if (g->submitted) ids_release(g, g->ask.prompt_count);
+    if (g->submitted) generation_release(g, g->ask.prompt_count);
     dirty_remove(all, g);
     if (g->next) g->next->prev = g->prev;
     *(g->prev ? &g->prev->next : &all->first) = g->next;
@@ -174,7 +133,7 @@ static void on_gone(void *user) {
     if (!g->busy) generation_free(g);
 }
 
-/* ---- ends --------------------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------------------------- */
 
 static void retry_header(struct generation *g, int status) {
     char seconds[16];
@@ -184,8 +143,7 @@ static void retry_header(struct generation *g, int status) {
     http_add_header(g->exchange, "Retry-After", seconds);
 }
 
-/* Ends with an error: an event when the stream has begun, else a reply with a status. Frees g. */
-static void generation_fail(struct generation *g, int status, const struct err *err) {
+void generation_fail(struct generation *g, int status, const struct err *err) {
     struct buf *out = &g->app->generations->out;
     struct http_exchange *exchange = g->exchange;
     const struct dialect *dialect = g->ask.dialect;
@@ -211,9 +169,10 @@ static int verdict(const struct generation *g, struct err *err) {
     bool cut = first->finish == FINISH_ABORT || first->finish == FINISH_DEADLINE || first->finish == FINISH_SHUTDOWN;
     bool empty = first->output_tokens == 0 && !g->begun;
     if (!cut || (!empty && g->ask.dialect != &dialect_tgi)) return 0;
-    err_set(err, ERR_CLOSED, "%s", first->finish == FINISH_DEADLINE   ? "the request's deadline passed"
-                                   : first->finish == FINISH_SHUTDOWN ? "the server is shutting down"
-                                                                      : "the request was aborted");
+    err_set(err, ERR_CLOSED, "%s",
+            first->finish == FINISH_DEADLINE   ? "the request's deadline passed"
+            : first->finish == FINISH_SHUTDOWN ? "the server is shutting down"
+                                               : "the request was aborted");
     return first->finish == FINISH_DEADLINE ? 504 : 503;
 }
 
@@ -269,7 +228,7 @@ static void generation_finish(struct generation *g) {
     generation_free(g);
 }
 
-/* ---- streaming ---------------------------------------------------------------------------------------------------- */
+/* ---- streaming -------------------------------------------------------------------------------------------------- */
 
 static void on_drained(void *user);
 
@@ -314,9 +273,10 @@ static void on_drained(void *user) {
     stream_pump(g);
 }
 
-/* ---- events ------------------------------------------------------------------------------------------------------- */
+/* ---- events ----------------------------------------------------------------------------------------------------- */
 
-static void event_measure(struct generation *g, int32_t prompt, const struct sample *before, const struct event *event) {
+static void event_measure(struct generation *g, int32_t prompt, const struct sample *before,
+                          const struct event *event) {
     struct metrics *metrics = g->app->metrics;
     int32_t tokens = event->output_tokens - before->output_tokens;
     if (!before->first_token_ns && event->first_token_ns && event->sample == 0)
@@ -377,111 +337,7 @@ void generation_events(struct app *app, const void *records, size_t bytes) {
     }
 }
 
-/* ---- admission ---------------------------------------------------------------------------------------------------- */
-
-static void label_make(struct generation *g) {
-    struct generations *all = g->app->generations;
-    const char *prefix = g->ask.dialect == &dialect_chat ? "chatcmpl-" : g->ask.dialect == &dialect_completions ? "cmpl-" : "";
-    const char *header = http_header(g->exchange, "x-request-id");
-    if (!g->ask.label && header && ask_label_ok(header)) g->ask.label = header;
-    if (g->ask.label) {
-        snprintf(g->answer.id, sizeof g->answer.id, "%s%s", prefix, g->ask.label);
-        http_add_header(g->exchange, "X-Request-Id", g->ask.label);
-    } else {
-        snprintf(g->answer.id, sizeof g->answer.id, "%s%016llx%016llx", prefix, (unsigned long long)random_next(all),
-                 (unsigned long long)random_next(all));
-    }
-    g->ask.label = NULL; /* the header's memory is not ours; answer.id has it */
-}
-
-static void answer_make(struct generation *g) {
-    answer_init(&g->answer, &g->ask, g->app->text);
-    g->answer.begin_ns = http_arrival_ns(g->exchange);
-    g->answer.validated_ns = clock_now_ns();
-    g->answer.created_unix_s = clock_unix_s();
-    g->unfinished = mem_zalloc((size_t)g->ask.prompt_count, sizeof *g->unfinished);
-    label_make(g);
-}
-
-/* Hands all prompts to the engine, or none. */
-static int prompts_submit(struct generation *g, struct err *err) {
-    struct app *app = g->app;
-    int32_t timeout_s = app->options->request_timeout_s;
-    int64_t deadline_ns = timeout_s ? g->answer.begin_ns + timeout_s * NS_PER_SECOND : 0;
-    g->first_id = app->next_request_id + 1;
-    app->next_request_id += (uint64_t)g->ask.prompt_count;
-    for (int32_t i = 0; i < g->ask.prompt_count; i++) {
-        struct request *request = g->ask.requests[i];
-        request->id = g->first_id + (uint64_t)i;
-        request->deadline_ns = deadline_ns;
-        int rc = engine_submit(app->engine, request, err);
-        if (rc) {
-            ids_release(g, i);
-            return rc;
-        }
-        table_put(&app->generations->table, request->id, g);
-        g->unfinished[i] = (int32_t)g->ask.n;
-        mem_free(request);
-        g->ask.requests[i] = NULL;
-        metrics_request_admitted(app->metrics, (int32_t)g->ask.n, (int32_t)g->ask.max_tokens);
-    }
-    g->submitted = true;
-    return 0;
-}
-
-/* The body has been read, well or not. */
-static void generation_prepared(struct generation *g) {
-    if (!g->rc && g->app->draining) g->rc = err_set(&g->err, ERR_CLOSED, "the server is shutting down");
-    if (!g->rc) {
-        answer_make(g);
-        g->rc = prompts_submit(g, &g->err);
-    }
-    if (g->rc) generation_fail(g, dialect_status(g->ask.dialect, g->rc), &g->err);
-}
-
-static void on_work(uv_work_t *work) {
-    struct generation *g = work->data;
-    g->rc = ask_prepare(&g->ask, &g->view, g->ask.route, g->body, g->body_bytes, &g->err);
-}
-
-static void on_worked(uv_work_t *work, int status) {
-    struct generation *g = work->data;
-    g->busy = false;
-    if (g->gone) {
-        generation_free(g);
-        return;
-    }
-    if (status) g->rc = err_set(&g->err, ERR_CLOSED, "the server is shutting down");
-    generation_prepared(g);
-}
-
-void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_route route) {
-    size_t bytes;
-    const char *body = http_body(exchange, &bytes);
-    struct generation *g = generation_new(app, exchange);
-    g->ask.route = route;
-    g->ask.dialect = dialect_of_route(route);
-    if (!app->engine || app->draining) {
-        g->rc = err_set(&g->err, ERR_CLOSED, "%s", app->draining ? "the server is shutting down" : "the model is still loading");
-        generation_fail(g, 503, &g->err);
-        return;
-    }
-    g->view = generation_view(app);
-    g->view.seed = random_next(app->generations);
-    if (bytes <= INLINE_BYTES_MAX && !(route == ASK_CHAT && app->generations->chats_to_workers)) {
-        int64_t begin_ns = route == ASK_CHAT ? clock_now_ns() : 0;
-        g->rc = ask_prepare(&g->ask, &g->view, route, body, bytes, &g->err);
-        if (route == ASK_CHAT && clock_now_ns() - begin_ns > INLINE_CHAT_NS) app->generations->chats_to_workers = true;
-        generation_prepared(g);
-        return;
-    }
-    g->body = mem_alloc(bytes + 1); /* the exchange may end while the worker reads */
-    memcpy(g->body, body, bytes);
-    g->body_bytes = bytes;
-    g->busy = true;
-    g->work.data = g;
-    CHECK(uv_queue_work(app->loop, &g->work, on_work, on_worked) == 0);
-}
+/* ---- by name ---------------------------------------------------------------------------------------------------- */
 
 int32_t generation_abort(struct app *app, const char *label) {
     struct generation *g;

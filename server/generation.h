@@ -1,15 +1,15 @@
-/* generation.h: requests that are being answered: from the body to the last byte of the reply. One generation an exchange; it
- * holds one engine request a prompt. The loop thread owns everything; only ask_prepare runs on a worker, on memory that
- * nobody else touches meanwhile.
+/* generation.h: requests that are being answered: from the body to the last byte of the reply. One generation an
+ * exchange; it holds one engine request a prompt. The loop thread owns everything; only ask_prepare runs on a worker,
+ * on memory that nobody else touches meanwhile.
  *
- * 1. A generation is in the table under each of its engine ids from its submission until it ends; an event for an id that is
- *    not there is dropped.
- * 2. It ends exactly once: after the reply, after the last chunk, after an error, or when the client is gone. Ids that had
- *    not finished are cancelled in the engine then.
+ * 1. A generation is in the table under each of its engine ids from its submission until it ends; an event for an id
+ * that is not there is dropped.
+ * 2. It ends exactly once: after the reply, after the last chunk, after an error, or when the client is gone. Ids that
+ * had not finished are cancelled in the engine then.
  * 3. Prompts are admitted all or none: when the engine refuses one, those before it are cancelled.
  * 4. A stream begins with its first chunk, so whatever is refused before has an HTTP status of its own.
- * 5. While a stream is stalled (the client reads too slowly) nothing is written; news gathers in the answer, which is bounded,
- *    and goes out as fewer, longer chunks. */
+ * 5. While a stream is stalled (the client reads too slowly) nothing is written; news gathers in the answer, which is
+ * bounded, and goes out as fewer, longer chunks. */
 #ifndef QUIRE_SERVER_GENERATION_H
 #define QUIRE_SERVER_GENERATION_H
 

@@ -9,7 +9,9 @@ void table_init(struct table *table) {
     table->slots = mem_zalloc(table->capacity, sizeof *table->slots);
 }
 
-void table_deinit(struct table *table) { mem_free(table->slots); }
+void table_deinit(struct table *table) {
+    mem_free(table->slots);
+}
 
 /* The slot of `id`, or the free one where it would go. */
 static size_t slot_of(const struct table *table, uint64_t id) {

@@ -1,5 +1,5 @@
-/* generation_table.h: engine request id → generation. Open addressing; ids are consecutive, so the low bits alone spread them
- * well and a probe is one cache line. The loop thread owns it. */
+/* generation_table.h: engine request id → generation. Open addressing; ids are consecutive, so the low bits alone
+ * spread them well and a probe is one cache line. The loop thread owns it. */
 #ifndef QUIRE_SERVER_GENERATION_TABLE_H
 #define QUIRE_SERVER_GENERATION_TABLE_H
 
@@ -20,7 +20,7 @@ struct table {
 
 void table_init(struct table *table);
 void table_deinit(struct table *table);
-struct generation *table_find(const struct table *table, uint64_t id); /* NULL: not there */
+struct generation *table_find(const struct table *table, uint64_t id);           /* NULL: not there */
 void table_put(struct table *table, uint64_t id, struct generation *generation); /* id is new and not 0 */
 void table_remove(struct table *table, uint64_t id);                             /* no matter whether it is there */
 

@@ -30,7 +30,9 @@ static void job_reply(struct http_exchange *exchange, int rc, const struct err *
     http_reply(exchange, status, "application/json", out->data, out->bytes);
 }
 
-static void on_gone(void *user) { ((struct job *)user)->exchange = NULL; }
+static void on_gone(void *user) {
+    ((struct job *)user)->exchange = NULL;
+}
 
 static void on_work(uv_work_t *work) {
     struct job *job = work->data;

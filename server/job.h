@@ -1,5 +1,5 @@
-/* job.h: a route whose whole answer is a pure function of its body: done on the loop when the body is small, else on a libuv
- * worker, and dropped when the client leaves meanwhile. The loop thread calls it. */
+/* job.h: a route whose whole answer is a pure function of its body: done on the loop when the body is small, else on a
+ * libuv worker, and dropped when the client leaves meanwhile. The loop thread calls it. */
 #ifndef QUIRE_SERVER_JOB_H
 #define QUIRE_SERVER_JOB_H
 

@@ -28,7 +28,9 @@ void json_reader_init(struct json_reader *reader, const char *text, size_t bytes
     reader->_state = EXPECT_VALUE;
 }
 
-void json_reader_deinit(struct json_reader *reader) { buf_deinit(&reader->_scratch); }
+void json_reader_deinit(struct json_reader *reader) {
+    buf_deinit(&reader->_scratch);
+}
 
 static enum json_token fail(struct json_reader *r, size_t at, const char *why) {
     err_set(&r->err, ERR_INVALID, "invalid JSON at byte %zu: %s", at, why);
@@ -36,7 +38,7 @@ static enum json_token fail(struct json_reader *r, size_t at, const char *why) {
     return JSON_ERROR;
 }
 
-/* ---- strings ------------------------------------------------------------------------------------------------------ */
+/* ---- strings ---------------------------------------------------------------------------------------------------- */
 
 static int hex4(const char *p) {
     int value = 0;
@@ -121,7 +123,7 @@ static const char *string_read(struct json_reader *r, size_t *bad_at) {
     return NULL;
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------------------------ */
+/* ---- numbers ---------------------------------------------------------------------------------------------------- */
 
 static size_t digits_span(const struct json_reader *r, size_t at) {
     while (at < r->bytes && r->text[at] >= '0' && r->text[at] <= '9') at++;
@@ -154,7 +156,7 @@ static const char *number_read(struct json_reader *r) {
     return NULL;
 }
 
-/* ---- the machine -------------------------------------------------------------------------------------------------- */
+/* ---- the machine ------------------------------------------------------------------------------------------------ */
 
 static void space_skip(struct json_reader *r) {
     while (r->at < r->bytes) {
@@ -166,7 +168,8 @@ static void space_skip(struct json_reader *r) {
 
 static enum json_token container_begin(struct json_reader *r, char open) {
     if (r->_depth >= r->limits.depth) {
-        err_set(&r->err, ERR_INVALID, "invalid JSON at byte %zu: nested deeper than %zu levels", r->at, r->limits.depth);
+        err_set(&r->err, ERR_INVALID, "invalid JSON at byte %zu: nested deeper than %zu levels", r->at,
+                r->limits.depth);
         r->_state = READ_FAILED;
         return JSON_ERROR;
     }
@@ -184,7 +187,8 @@ static enum json_token container_end(struct json_reader *r) {
 
 static enum json_token literal_read(struct json_reader *r, const char *word, enum json_token token) {
     size_t len = strlen(word);
-    if (r->bytes - r->at < len || memcmp(r->text + r->at, word, len) != 0) return fail(r, r->at, "unexpected character");
+    if (r->bytes - r->at < len || memcmp(r->text + r->at, word, len) != 0)
+        return fail(r, r->at, "unexpected character");
     r->at += len;
     r->_state = EXPECT_MORE;
     return token;
@@ -202,10 +206,14 @@ static enum json_token value_read(struct json_reader *r) {
     char c = r->text[r->at];
     switch (c) {
     case '{':
-    case '[': return container_begin(r, c);
-    case 't': return literal_read(r, "true", JSON_TRUE);
-    case 'f': return literal_read(r, "false", JSON_FALSE);
-    case 'n': return literal_read(r, "null", JSON_NULL);
+    case '[':
+        return container_begin(r, c);
+    case 't':
+        return literal_read(r, "true", JSON_TRUE);
+    case 'f':
+        return literal_read(r, "false", JSON_FALSE);
+    case 'n':
+        return literal_read(r, "null", JSON_NULL);
     case '"':
         if ((why = string_read(r, &bad_at))) return fail(r, bad_at, why);
         r->_state = EXPECT_MORE;
@@ -248,17 +256,23 @@ enum json_token json_next(struct json_reader *r) {
     space_skip(r);
     char c = r->at < r->bytes ? r->text[r->at] : '\0';
     switch ((enum json_state)r->_state) {
-    case EXPECT_VALUE: return value_read(r);
-    case EXPECT_VALUE_OR_END: return c == ']' ? container_end(r) : value_read(r);
-    case EXPECT_KEY_OR_END: return c == '}' ? container_end(r) : key_read(r);
+    case EXPECT_VALUE:
+        return value_read(r);
+    case EXPECT_VALUE_OR_END:
+        return c == ']' ? container_end(r) : value_read(r);
+    case EXPECT_KEY_OR_END:
+        return c == '}' ? container_end(r) : key_read(r);
     case EXPECT_COLON:
         if (c != ':') return fail(r, r->at, "':' is missing");
         r->at++;
         space_skip(r);
         return value_read(r);
-    case EXPECT_MORE: return more_read(r);
-    case READ_ALL: return JSON_END;
-    case READ_FAILED: return JSON_ERROR;
+    case EXPECT_MORE:
+        return more_read(r);
+    case READ_ALL:
+        return JSON_END;
+    case READ_FAILED:
+        return JSON_ERROR;
     }
     CHECK_MSG(false, "state %d", r->_state);
     return JSON_ERROR;

@@ -12,7 +12,7 @@
 
 #define EXACT_MAX 9007199254740992 /* 2^53: below it every integer is a double */
 
-/* ---- numbers ------------------------------------------------------------------------------------------------------ */
+/* ---- numbers ---------------------------------------------------------------------------------------------------- */
 
 bool json_number_u64(const char *text, size_t bytes, uint64_t *out) {
     uint64_t value = 0;
@@ -53,7 +53,7 @@ bool json_number_f64(const char *text, size_t bytes, double *out) {
     return ok;
 }
 
-/* ---- trees -------------------------------------------------------------------------------------------------------- */
+/* ---- trees ------------------------------------------------------------------------------------------------------ */
 
 static int key_compare(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -120,13 +120,20 @@ static cJSON *string_item(const struct json_reader *r) {
 
 static cJSON *item_new(const struct json_reader *r, enum json_token token) {
     switch (token) {
-    case JSON_OBJECT_BEGIN: return cJSON_CreateObject();
-    case JSON_ARRAY_BEGIN: return cJSON_CreateArray();
-    case JSON_STRING: return string_item(r);
-    case JSON_NUMBER: return number_item(r);
-    case JSON_TRUE: return cJSON_CreateTrue();
-    case JSON_FALSE: return cJSON_CreateFalse();
-    default: return cJSON_CreateNull();
+    case JSON_OBJECT_BEGIN:
+        return cJSON_CreateObject();
+    case JSON_ARRAY_BEGIN:
+        return cJSON_CreateArray();
+    case JSON_STRING:
+        return string_item(r);
+    case JSON_NUMBER:
+        return number_item(r);
+    case JSON_TRUE:
+        return cJSON_CreateTrue();
+    case JSON_FALSE:
+        return cJSON_CreateFalse();
+    default:
+        return cJSON_CreateNull();
     }
 }
 
@@ -168,9 +175,14 @@ static int token_add(struct builder *b, enum json_token token, struct err *err) 
     case JSON_KEY:
         b->key = text_copy(r->str, r->str_bytes);
         return b->key ? 0 : err_set(err, ERR_NOMEM, "no memory for the request's JSON");
-    case JSON_OBJECT_END: b->depth--; return keys_check(b->open[b->depth], b->count[b->depth], err);
-    case JSON_ARRAY_END: b->depth--; return 0;
-    default: return value_add(b, token, err);
+    case JSON_OBJECT_END:
+        b->depth--;
+        return keys_check(b->open[b->depth], b->count[b->depth], err);
+    case JSON_ARRAY_END:
+        b->depth--;
+        return 0;
+    default:
+        return value_add(b, token, err);
     }
 }
 
@@ -202,7 +214,7 @@ int json_parse(const char *text, size_t bytes, struct json_limits limits, struct
     return rc;
 }
 
-/* ---- members ------------------------------------------------------------------------------------------------------ */
+/* ---- members ---------------------------------------------------------------------------------------------------- */
 
 /* A request is asked for some fifty fields and has a handful: the first byte decides nearly always. */
 const struct cJSON *json_get(const struct cJSON *object, const char *key) {
@@ -235,7 +247,8 @@ static int i64_error(const char *key, int64_t min, int64_t max, struct err *err)
                          (long long)max);
 }
 
-int json_read_i64(const struct cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) {
+int json_read_i64(const struct cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out,
+                  struct err *err) {
     const cJSON *item = json_get_set(object, key);
     int64_t value;
     if (!item) return 0;
@@ -253,7 +266,8 @@ int json_read_u64(const struct cJSON *object, const char *key, uint64_t max, uin
     if (ok) value = (uint64_t)small;
     if (!ok && cJSON_IsRaw(item)) ok = json_number_u64(item->valuestring, strlen(item->valuestring), &value);
     if (!ok || value > max)
-        return err_set_field(err, ERR_INVALID, key, "%s must be an integer from 0 to %llu", key, (unsigned long long)max);
+        return err_set_field(err, ERR_INVALID, key, "%s must be an integer from 0 to %llu", key,
+                             (unsigned long long)max);
     *out = value;
     return 0;
 }
@@ -262,7 +276,8 @@ int json_read_f64(const struct cJSON *object, const char *key, double min, doubl
     const cJSON *item = json_get_set(object, key);
     double value = 0;
     if (!item) return 0;
-    bool ok = cJSON_IsNumber(item) || (cJSON_IsRaw(item) && json_number_f64(item->valuestring, strlen(item->valuestring), &value));
+    bool ok = cJSON_IsNumber(item) ||
+              (cJSON_IsRaw(item) && json_number_f64(item->valuestring, strlen(item->valuestring), &value));
     if (cJSON_IsNumber(item)) value = item->valuedouble;
     if (ok && isfinite(value) && value >= min && value <= max) {
         *out = value;
@@ -270,7 +285,8 @@ int json_read_f64(const struct cJSON *object, const char *key, double min, doubl
     }
     if (max >= DBL_MAX && min <= -DBL_MAX)
         return err_set_field(err, ERR_INVALID, key, "%s must be a finite number", key);
-    if (max >= DBL_MAX) return err_set_field(err, ERR_INVALID, key, "%s must be a finite number of at least %g", key, min);
+    if (max >= DBL_MAX)
+        return err_set_field(err, ERR_INVALID, key, "%s must be a finite number of at least %g", key, min);
     return err_set_field(err, ERR_INVALID, key, "%s must be a number from %g to %g", key, min, max);
 }
 

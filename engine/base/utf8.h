@@ -60,9 +60,9 @@ static inline size_t utf8_put(uint32_t code, char out[4]) {
     return 4;
 }
 
-/* How many bytes from `p` on are ASCII that JSON strings carry as they are: no control, no quote, no backslash. Eight at
- * a time: a byte is special when it has its high bit set, is below 0x20, or equals '"' or '\\' (each turned into a zero
- * byte by xor, found by the classic borrow trick). */
+/* How many bytes from `p` on are ASCII that JSON strings carry as they are: no control, no quote, no backslash. Eight
+ * at a time: a byte is special when it has its high bit set, is below 0x20, or equals '"' or '\\' (each turned into a
+ * zero byte by xor, found by the classic borrow trick). */
 static inline size_t utf8_plain_ascii(const char *p, size_t bytes) {
     const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
     size_t at = 0;

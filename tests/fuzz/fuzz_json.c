@@ -1,5 +1,5 @@
-/* JSON reading and writing: the reader and the tree agree on what is JSON; what a tree says is written and read back; any bytes
- * become a strict string. */
+/* JSON reading and writing: the reader and the tree agree on what is JSON; what a tree says is written and read back;
+ * any bytes become a strict string. */
 #include <cjson/cJSON.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@ static bool reads(const char *text, size_t bytes, bool *has_nul) {
         if (token == JSON_NUMBER) {
             double value;
             int64_t whole;
-            CHECK(!json_number_i64(reader.str, reader.str_bytes, &whole) || json_number_f64(reader.str, reader.str_bytes, &value));
+            CHECK(!json_number_i64(reader.str, reader.str_bytes, &whole) ||
+                  json_number_f64(reader.str, reader.str_bytes, &value));
         }
     }
     CHECK(token == JSON_END || reader.err.text[0]);

@@ -1,5 +1,5 @@
-/* The body of a request in every dialect: whatever the bytes, the outcome is a record that passes its own check or one sentence;
- * and whatever the engine then says, what the client gets is strict JSON. The first byte picks the route. */
+/* The body of a request in every dialect: whatever the bytes, the outcome is a record that passes its own check or one
+ * sentence; and whatever the engine then says, what the client gets is strict JSON. The first byte picks the route. */
 #include <cjson/cJSON.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,7 +21,8 @@ static void json_check(const char *text, size_t bytes) {
     struct json_reader reader;
     enum json_token token;
     json_reader_init(&reader, text, bytes, limits);
-    while ((token = json_next(&reader)) != JSON_END && token != JSON_ERROR) {}
+    while ((token = json_next(&reader)) != JSON_END && token != JSON_ERROR) {
+    }
     CHECK_MSG(token == JSON_END, "%s in %.*s", reader.err.text, (int)bytes, text);
     json_reader_deinit(&reader);
 }
@@ -55,10 +56,17 @@ static void event_feed(struct answer *answer, int32_t index, const uint8_t *data
         for (int k = 0; k < 20; k++) rows[i].top_ids[k] = (data[i] * 7 + k) % 257;
     }
     struct event_parts parts = {
-        .head = {.sample = index % (int32_t)answer->ask->n, .finish = last ? (count % 2 ? FINISH_STOP : FINISH_LENGTH) : FINISH_NONE,
-                 .stop_kind = (int32_t)(count % 4), .stop_value = (int32_t)(bytes % 9), .output_tokens = (int32_t)count},
-        .ids = ids, .id_count = count, .text = (const char *)data, .text_bytes = (uint32_t)bytes,
-        .logprobs = answer->ask->logprobs >= 0 ? rows : NULL, .text_ends = ends,
+        .head = {.sample = index % (int32_t)answer->ask->n,
+                 .finish = last ? (count % 2 ? FINISH_STOP : FINISH_LENGTH) : FINISH_NONE,
+                 .stop_kind = (int32_t)(count % 4),
+                 .stop_value = (int32_t)(bytes % 9),
+                 .output_tokens = (int32_t)count},
+        .ids = ids,
+        .id_count = count,
+        .text = (const char *)data,
+        .text_bytes = (uint32_t)bytes,
+        .logprobs = answer->ask->logprobs >= 0 ? rows : NULL,
+        .text_ends = ends,
     };
     event_append(&block, &parts);
     answer_add(answer, index, (const struct event *)(const void *)block.data);
@@ -115,8 +123,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     struct err err = {0};
     if (bytes < 1) return 0;
     if (text_open("", NULL, &text, &err)) return 0;
-    struct ask_view view = {.text = text, .info = text_info(text), .vocab = text_info(text)->vocab, .max_model_len = 200,
-                            .max_logprobs = 20, .model_defaults = true, .names = names, .name_count = 1, .seed = 1};
+    struct ask_view view = {.text = text,
+                            .info = text_info(text),
+                            .vocab = text_info(text)->vocab,
+                            .max_model_len = 200,
+                            .max_logprobs = 20,
+                            .model_defaults = true,
+                            .names = names,
+                            .name_count = 1,
+                            .seed = 1};
     unsigned route = data[0] % (ASK_ROUTE_COUNT + 2);
     const char *body = (const char *)data + 1;
     if (route >= ASK_ROUTE_COUNT) {

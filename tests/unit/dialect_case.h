@@ -1,6 +1,6 @@
-/* What the dialect tests share: a text boundary of bytes (id = byte, then <s>, </s>, <|im_start|>, <|im_end|>), bodies to
- * request records, and made-up events to the bytes that a client would read. Included once by each test program; it takes the
- * place of engine/text. */
+/* What the dialect tests share: a text boundary of bytes (id = byte, then <s>, </s>, <|im_start|>, <|im_end|>), bodies
+ * to request records, and made-up events to the bytes that a client would read. Included once by each test program; it
+ * takes the place of engine/text. */
 #ifndef QUIRE_TESTS_DIALECT_CASE_H
 #define QUIRE_TESTS_DIALECT_CASE_H
 
@@ -32,12 +32,18 @@ struct text {
 static const char *const case_special[] = {"<s>", "</s>", "<|im_start|>", "<|im_end|>"};
 
 static struct text case_text = {
-    .info = {.vocab = CASE_VOCAB, .token_bytes_max = 12, .bos_id = 256, .eos_ids = {257, 259}, .eos_count = 2,
+    .info = {.vocab = CASE_VOCAB,
+             .token_bytes_max = 12,
+             .bos_id = 256,
+             .eos_ids = {257, 259},
+             .eos_count = 2,
              .has_chat_template = true,
              .defaults = {.temperature = 0.25, .top_p = 0.5, .min_p = NAN, .repetition_penalty = NAN, .top_k = 7}},
 };
 
-const struct text_info *text_info(const struct text *text) { return &text->info; }
+const struct text_info *text_info(const struct text *text) {
+    return &text->info;
+}
 
 int text_encode(const struct text *text, const char *utf8, size_t bytes, unsigned flags, int32_t *ids, size_t capacity,
                 size_t *count, struct err *err) {
@@ -74,7 +80,9 @@ const char *text_token(const struct text *text, int32_t id, size_t *bytes) {
     return *bytes ? &singles[id] : "";
 }
 
-bool text_token_special(const struct text *text, int32_t id) { return id >= 256; }
+bool text_token_special(const struct text *text, int32_t id) {
+    return id >= 256;
+}
 
 void text_decode(const struct text *text, const int32_t *ids, size_t count, bool skip_special, struct buf *out) {
     for (size_t i = 0; i < count; i++) {
@@ -85,8 +93,8 @@ void text_decode(const struct text *text, const int32_t *ids, size_t count, bool
 }
 
 /* role:content| for each message, then "assistant:" */
-int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count, size_t count_max,
-                     struct err *err) {
+int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count,
+                     size_t count_max, struct err *err) {
     struct buf out = {0};
     const cJSON *message;
     cJSON_ArrayForEach(message, input->messages) {
@@ -96,7 +104,8 @@ int text_encode_chat(const struct text *text, const struct chat_input *input, in
     if (input->tools) buf_printf(&out, "[%d tools]", cJSON_GetArraySize(input->tools));
     if (input->add_generation_prompt) buf_append_str(&out, "assistant:");
     *ids = mem_alloc((out.bytes + 1) * sizeof **ids);
-    int rc = text_encode(text, out.data ? out.data : "", out.bytes, 0, *ids, out.bytes < count_max ? out.bytes : count_max, count, err);
+    int rc = text_encode(text, out.data ? out.data : "", out.bytes, 0, *ids,
+                         out.bytes < count_max ? out.bytes : count_max, count, err);
     if (rc) {
         mem_free(*ids);
         *ids = NULL;
@@ -105,13 +114,20 @@ int text_encode_chat(const struct text *text, const struct chat_input *input, in
     return rc;
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------------- */
+/* ---- requests --------------------------------------------------------------------------------------------------- */
 
 static const char *const case_names[] = {"served", "alias"};
 
 static struct ask_view case_view(void) {
-    return (struct ask_view){.text = &case_text, .info = &case_text.info, .vocab = CASE_VOCAB, .max_model_len = CASE_CONTEXT,
-                             .max_logprobs = 20, .model_defaults = true, .names = case_names, .name_count = 2, .seed = 77};
+    return (struct ask_view){.text = &case_text,
+                             .info = &case_text.info,
+                             .vocab = CASE_VOCAB,
+                             .max_model_len = CASE_CONTEXT,
+                             .max_logprobs = 20,
+                             .model_defaults = true,
+                             .names = case_names,
+                             .name_count = 2,
+                             .seed = 77};
 }
 
 static inline int case_try(struct ask *ask, enum ask_route route, const char *body, struct err *err) {
@@ -140,7 +156,7 @@ static inline void case_refused(enum ask_route route, const struct case_bad *bad
     }
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
 
 struct case_run {
     struct ask ask;
@@ -162,10 +178,10 @@ static inline void case_end(struct case_run *run) {
     buf_deinit(&run->out);
 }
 
-/* News for sample `index`: the bytes of `ids_text` are its new ids (logprob -0.5, the next byte as the second best), `text`
- * the new text, all of it after the last id. */
-static inline void case_event(struct case_run *run, int32_t index, const char *ids_text, const char *text, enum finish_reason finish,
-                       enum stop_kind stop_kind, int32_t stop_value) {
+/* News for sample `index`: the bytes of `ids_text` are its new ids (logprob -0.5, the next byte as the second best),
+ * `text` the new text, all of it after the last id. */
+static inline void case_event(struct case_run *run, int32_t index, const char *ids_text, const char *text,
+                              enum finish_reason finish, enum stop_kind stop_kind, int32_t stop_value) {
     struct sample *sample = &run->answer.samples[index];
     struct buf block = {0};
     int32_t ids[64];
@@ -183,11 +199,23 @@ static inline void case_event(struct case_run *run, int32_t index, const char *i
         rows[i].top_logprobs[1] = -1.25f;
     }
     struct event_parts parts = {
-        .head = {.sample = index % (int32_t)run->ask.n, .finish = finish, .stop_kind = stop_kind, .stop_value = stop_value,
-                 .prompt_tokens = 3, .cached_tokens = 2, .output_tokens = sample->output_tokens + (int32_t)count,
-                 .arrival_ns = 1, .scheduled_ns = 2, .first_token_ns = 3, .last_token_ns = 4},
-        .ids = ids, .id_count = count, .text = text, .text_bytes = (uint32_t)strlen(text),
-        .logprobs = run->ask.logprobs >= 0 ? rows : NULL, .text_ends = ends,
+        .head = {.sample = index % (int32_t)run->ask.n,
+                 .finish = finish,
+                 .stop_kind = stop_kind,
+                 .stop_value = stop_value,
+                 .prompt_tokens = 3,
+                 .cached_tokens = 2,
+                 .output_tokens = sample->output_tokens + (int32_t)count,
+                 .arrival_ns = 1,
+                 .scheduled_ns = 2,
+                 .first_token_ns = 3,
+                 .last_token_ns = 4},
+        .ids = ids,
+        .id_count = count,
+        .text = text,
+        .text_bytes = (uint32_t)strlen(text),
+        .logprobs = run->ask.logprobs >= 0 ? rows : NULL,
+        .text_ends = ends,
     };
     event_append(&block, &parts);
     const struct event *event = (const void *)block.data;
@@ -216,7 +244,8 @@ static inline const char *case_reply(struct case_run *run) {
     struct err err;
     buf_clear(&run->out);
     run->ask.dialect->reply(&run->answer, &run->out);
-    if (json_parse(run->out.data, run->out.bytes, json_limits_request, &tree, &err)) fail_msg("%s in %s", err.text, run->out.data);
+    if (json_parse(run->out.data, run->out.bytes, json_limits_request, &tree, &err))
+        fail_msg("%s in %s", err.text, run->out.data);
     cJSON_Delete(tree);
     return run->out.data;
 }

@@ -12,21 +12,29 @@ static void prompt_is(struct ask *ask, const char *want) {
 
 static void messages(void **state) {
     struct ask ask;
-    case_ask(&ask, ASK_CHAT, "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"U\"}]}");
+    case_ask(&ask, ASK_CHAT,
+             "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"U\"}]}");
     assert_int_equal(ask.requests[0]->max_tokens, CASE_CONTEXT - (int)strlen("system:S|user:U|assistant:"));
     assert_int_equal(ask.requests[0]->sampling.top_k, 7);
     prompt_is(&ask, "system:S|user:U|assistant:");
-    case_ask(&ask, ASK_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]}");
+    case_ask(&ask, ASK_CHAT,
+             "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
+             "\"text\":\"b\"}]}]}");
     prompt_is(&ask, "user:a\nb|assistant:");
-    case_ask(&ask, ASK_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"A\"}],\"continue_final_message\":true}");
+    case_ask(&ask, ASK_CHAT,
+             "{\"messages\":[{\"role\":\"assistant\",\"content\":\"A\"}],\"continue_final_message\":true}");
     prompt_is(&ask, "assistant:A|");
-    case_ask(&ask, ASK_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"U\"}],\"add_generation_prompt\":false,\"max_tokens\":5,"
-                             "\"max_completion_tokens\":6}");
+    case_ask(&ask, ASK_CHAT,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"U\"}],\"add_generation_prompt\":false,\"max_tokens\":5,"
+             "\"max_completion_tokens\":6}");
     assert_int_equal(ask.requests[0]->max_tokens, 6);
     prompt_is(&ask, "user:U|");
-    case_ask(&ask, ASK_CHAT, "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":"
-                             "\"{\\\"a\\\":1}\"}}]}],\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"auto\"}");
-    assert_true(cJSON_IsObject(json_get(json_get(json_get(json_get(ask.tree, "messages")->child, "tool_calls")->child, "function"), "arguments")));
+    case_ask(&ask, ASK_CHAT,
+             "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\","
+             "\"arguments\":"
+             "\"{\\\"a\\\":1}\"}}]}],\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"auto\"}");
+    assert_true(cJSON_IsObject(json_get(
+        json_get(json_get(json_get(ask.tree, "messages")->child, "tool_calls")->child, "function"), "arguments")));
     prompt_is(&ask, "assistant:|[1 tools]assistant:");
 }
 
@@ -41,9 +49,11 @@ static void refusals(void **state) {
         {"{\"messages\":[{\"role\":5,\"content\":\"x\"}]}", "messages", "object with a role"},
         {"{\"messages\":[{\"role\":\"user\"}]}", "messages", "content of a message is missing"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages", "string or a list"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]}", "messages", "text only"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]}",
+         "messages", "text only"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", "messages", "text only"},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"arguments\":\"{\"}}]}]}", "messages", "must be JSON"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"arguments\":\"{\"}}]}]}", "messages",
+         "must be JSON"},
         {WITH("\"model\":\"gpt\""), "model", "does not exist"},
         {WITH("\"tools\":[]"), "tools", "not empty"},
         {WITH("\"tools\":{}"), "tools", "must be a list"},
@@ -77,26 +87,32 @@ static void refusals(void **state) {
 
 #define BODY "{\"messages\":[{\"role\":\"user\",\"content\":\"U\"}]"
 #define HEAD "{\"id\":\"id-1\",\"object\":\"chat.completion\",\"created\":1234,\"model\":\"served\",\"choices\":["
-#define CHUNK "data: {\"id\":\"id-1\",\"object\":\"chat.completion.chunk\",\"created\":1234,\"model\":\"served\",\"choices\":["
-#define USAGE "\"usage\":{\"prompt_tokens\":17,\"completion_tokens\":2,\"total_tokens\":19,\"prompt_tokens_details\":{\"cached_tokens\":2}}"
+#define CHUNK                                                                                                          \
+    "data: {\"id\":\"id-1\",\"object\":\"chat.completion.chunk\",\"created\":1234,\"model\":\"served\",\"choices\":["
+#define USAGE                                                                                                          \
+    "\"usage\":{\"prompt_tokens\":17,\"completion_tokens\":2,\"total_tokens\":19,\"prompt_tokens_details\":{\"cached_" \
+    "tokens\":2}}"
 
 static void reply(void **state) {
     struct case_run run;
     case_begin(&run, ASK_CHAT, BODY "}");
     case_event(&run, 0, "x\xFE", "x", FINISH_STOP, STOP_EOS, 257);
-    assert_string_equal(case_reply(&run), HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},\"logprobs\":null,"
-                                               "\"finish_reason\":\"stop\",\"stop_reason\":null}]," USAGE "}");
+    assert_string_equal(
+        case_reply(&run),
+        HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},\"logprobs\":null,"
+             "\"finish_reason\":\"stop\",\"stop_reason\":null}]," USAGE "}");
     case_end(&run);
     case_begin(&run, ASK_CHAT, BODY ",\"logprobs\":true,\"top_logprobs\":2}");
     case_event(&run, 0, "x\xC3", "x", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(
-        case_reply(&run),
-        HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},\"logprobs\":{\"content\":["
-             "{\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120],\"top_logprobs\":[{\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120]},"
-             "{\"token\":\"y\",\"logprob\":-1.25,\"bytes\":[121]}]},"
-             "{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195],\"top_logprobs\":[{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195]},"
-             "{\"token\":\"\uFFFD\",\"logprob\":-1.25,\"bytes\":[196]}]}]},"
-             "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE "}");
+    assert_string_equal(case_reply(&run), HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\","
+                                               "\"refusal\":null},\"logprobs\":{\"content\":["
+                                               "{\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120],\"top_logprobs\":[{"
+                                               "\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120]},"
+                                               "{\"token\":\"y\",\"logprob\":-1.25,\"bytes\":[121]}]},"
+                                               "{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195],\"top_"
+                                               "logprobs\":[{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195]},"
+                                               "{\"token\":\"\uFFFD\",\"logprob\":-1.25,\"bytes\":[196]}]}]},"
+                                               "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE "}");
     case_end(&run);
 }
 
@@ -104,8 +120,9 @@ static void stream(void **state) {
     struct case_run run;
     case_begin(&run, ASK_CHAT, BODY ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
     case_event(&run, 0, "x", "x", FINISH_NONE, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0), CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"x\"},\"logprobs\":null,"
-                                                   "\"finish_reason\":null}]}\n\n");
+    assert_string_equal(case_chunk(&run, 0),
+                        CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"x\"},\"logprobs\":null,"
+                              "\"finish_reason\":null}]}\n\n");
     case_event(&run, 0, "y", "y", FINISH_LENGTH, STOP_NONE, 0);
     assert_string_equal(case_chunk(&run, 0), CHUNK "{\"index\":0,\"delta\":{\"content\":\"y\"},\"logprobs\":null,"
                                                    "\"finish_reason\":\"length\",\"stop_reason\":null}]}\n\n");
@@ -113,9 +130,10 @@ static void stream(void **state) {
     case_end(&run);
     case_begin(&run, ASK_CHAT, BODY ",\"stream\":true,\"logprobs\":true}");
     case_event(&run, 0, "\xFE", "", FINISH_STOP, STOP_EOS, 257);
-    assert_string_equal(case_chunk(&run, 0), CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":{\"content\":["
-                                                   "{\"token\":\"</s>\",\"logprob\":-0.5,\"bytes\":[60,47,115,62],\"top_logprobs\":[]}]},"
-                                                   "\"finish_reason\":\"stop\",\"stop_reason\":null}]}\n\n");
+    assert_string_equal(case_chunk(&run, 0), CHUNK
+                        "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":{\"content\":["
+                        "{\"token\":\"</s>\",\"logprob\":-0.5,\"bytes\":[60,47,115,62],\"top_logprobs\":[]}]},"
+                        "\"finish_reason\":\"stop\",\"stop_reason\":null}]}\n\n");
     assert_string_equal(case_finish(&run), "data: [DONE]\n\n");
     case_end(&run);
 }

@@ -69,11 +69,13 @@ static void refusals(void **state) {
         {"{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix", "not supported"},
         {"{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", "stream_options", "when stream is true"},
         {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":5}", "stream_options", "object"},
-        {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", "include_usage", "true or false"},
+        {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"include_usage\":1}}", "include_usage",
+         "true or false"},
         {"{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}", "response_format", "structured output"},
         {"{\"prompt\":\"a\",\"response_format\":\"json\"}", "response_format", "object"},
         {"{\"prompt\":\"a\",\"request_id\":\"a b\"}", "request_id", "1 to 128"},
-        {"{\"prompt\":\"a\",\"max_tokens\":100}", "input_tokens", "requested 100 output tokens and your prompt contains 1 input"},
+        {"{\"prompt\":\"a\",\"max_tokens\":100}", "input_tokens",
+         "requested 100 output tokens and your prompt contains 1 input"},
         {"{\"prompt\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\",\"i\"],\"n\":128}", "n", "at most 1024"},
     };
     struct buf many = {0};
@@ -90,7 +92,7 @@ static void refusals(void **state) {
     buf_deinit(&many);
 }
 
-#define HEAD  "{\"id\":\"id-1\",\"object\":\"text_completion\",\"created\":1234,\"model\":\"served\",\"choices\":["
+#define HEAD "{\"id\":\"id-1\",\"object\":\"text_completion\",\"created\":1234,\"model\":\"served\",\"choices\":["
 #define USAGE(p, c, t, k)                                                                                              \
     "\"usage\":{\"prompt_tokens\":" #p ",\"completion_tokens\":" #c ",\"total_tokens\":" #t                            \
     ",\"prompt_tokens_details\":{\"cached_tokens\":" #k "}}"
@@ -100,28 +102,32 @@ static void reply(void **state) {
     case_begin(&run, ASK_COMPLETIONS, "{\"prompt\":[\"abc\",\"d\"],\"echo\":true,\"stop\":\"END\"}");
     case_event(&run, 0, "xy", "xy", FINISH_STOP, STOP_STRING, 0);
     case_event(&run, 1, "z", "z", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(case_reply(&run),
-                        HEAD "{\"index\":0,\"text\":\"abcxy\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"END\"},"
-                             "{\"index\":1,\"text\":\"dz\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null}],"
-                        USAGE(4, 3, 7, 4) "}");
+    assert_string_equal(
+        case_reply(&run), HEAD
+        "{\"index\":0,\"text\":\"abcxy\",\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":\"END\"},"
+        "{\"index\":1,\"text\":\"dz\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE(
+            4, 3, 7, 4) "}");
     case_end(&run);
 }
 
 static void logprobs(void **state) {
     struct case_run run;
-    case_begin(&run, ASK_COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":1,\"return_token_ids\":true,\"stop_token_ids\":[122]}");
+    case_begin(&run, ASK_COMPLETIONS,
+               "{\"prompt\":\"a\",\"logprobs\":1,\"return_token_ids\":true,\"stop_token_ids\":[122]}");
     assert_int_equal(run.ask.requests[0]->logprobs, 1);
     case_event(&run, 0, "x\xC3\xA9z", "x\xC3\xA9", FINISH_STOP, STOP_ID, 122);
-    assert_string_equal(
-        case_reply(&run),
-        HEAD "{\"index\":0,\"text\":\"x\xC3\xA9\",\"logprobs\":{\"text_offset\":[0,1,2,3],\"token_logprobs\":[-0.5,-0.5,-0.5,-0.5],"
-             "\"tokens\":[\"x\",\"\uFFFD\",\"\uFFFD\",\"z\"],\"top_logprobs\":[{\"x\":-0.5},{\"\uFFFD\":-0.5},{\"\uFFFD\":-0.5},{\"z\":-0.5}]},"
-             "\"finish_reason\":\"stop\",\"stop_reason\":122,\"prompt_token_ids\":[97],\"token_ids\":[120,195,169,122]}],"
-        USAGE(1, 4, 5, 2) "}");
+    assert_string_equal(case_reply(&run), HEAD "{\"index\":0,\"text\":\"x\xC3\xA9\",\"logprobs\":{\"text_offset\":[0,1,"
+                                               "2,3],\"token_logprobs\":[-0.5,-0.5,-0.5,-0.5],"
+                                               "\"tokens\":[\"x\",\"\uFFFD\",\"\uFFFD\",\"z\"],\"top_logprobs\":[{"
+                                               "\"x\":-0.5},{\"\uFFFD\":-0.5},{\"\uFFFD\":-0.5},{\"z\":-0.5}]},"
+                                               "\"finish_reason\":\"stop\",\"stop_reason\":122,\"prompt_token_ids\":["
+                                               "97],\"token_ids\":[120,195,169,122]}]," USAGE(1, 4, 5, 2) "}");
     case_end(&run);
     case_begin(&run, ASK_COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":5,\"return_tokens_as_token_ids\":true}");
     case_event(&run, 0, "x", "x", FINISH_LENGTH, STOP_NONE, 0);
-    assert_non_null(strstr(case_reply(&run), "\"tokens\":[\"token_id:120\"],\"top_logprobs\":[{\"token_id:120\":-0.5,\"token_id:121\":-1.25}]"));
+    assert_non_null(
+        strstr(case_reply(&run),
+               "\"tokens\":[\"token_id:120\"],\"top_logprobs\":[{\"token_id:120\":-0.5,\"token_id:121\":-1.25}]"));
     case_end(&run);
     /* Two tokens that look the same once written are one key, the likelier one's. */
     case_begin(&run, ASK_COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":2}");
@@ -132,19 +138,23 @@ static void logprobs(void **state) {
 
 static void stream(void **state) {
     struct case_run run;
-    case_begin(&run, ASK_COMPLETIONS,
-               "{\"prompt\":\"a\",\"n\":2,\"stream\":true,\"stream_options\":{\"include_usage\":true},\"stop\":[\"q\"]}");
+    case_begin(
+        &run, ASK_COMPLETIONS,
+        "{\"prompt\":\"a\",\"n\":2,\"stream\":true,\"stream_options\":{\"include_usage\":true},\"stop\":[\"q\"]}");
     case_event(&run, 1, "x", "", FINISH_NONE, STOP_NONE, 0);
     assert_string_equal(case_chunk(&run, 1), ""); /* no empty deltas */
     case_event(&run, 1, "y", "xy", FINISH_NONE, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 1), "data: " HEAD "{\"index\":1,\"text\":\"xy\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    assert_string_equal(case_chunk(&run, 1),
+                        "data: " HEAD "{\"index\":1,\"text\":\"xy\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     case_event(&run, 1, "q", "", FINISH_STOP, STOP_STRING, 0);
-    assert_string_equal(case_chunk(&run, 1), "data: " HEAD "{\"index\":1,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\","
-                                             "\"stop_reason\":\"q\"}]}\n\n");
+    assert_string_equal(case_chunk(&run, 1),
+                        "data: " HEAD "{\"index\":1,\"text\":\"\",\"logprobs\":null,\"finish_reason\":\"stop\","
+                        "\"stop_reason\":\"q\"}]}\n\n");
     assert_string_equal(case_chunk(&run, 1), "");
     case_event(&run, 0, "z", "z", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0), "data: " HEAD "{\"index\":0,\"text\":\"z\",\"logprobs\":null,\"finish_reason\":\"length\","
-                                             "\"stop_reason\":null}]}\n\n");
+    assert_string_equal(case_chunk(&run, 0),
+                        "data: " HEAD "{\"index\":0,\"text\":\"z\",\"logprobs\":null,\"finish_reason\":\"length\","
+                        "\"stop_reason\":null}]}\n\n");
     assert_string_equal(case_finish(&run), "data: " HEAD "]," USAGE(1, 4, 5, 2) "}\n\ndata: [DONE]\n\n");
     case_end(&run);
 }
@@ -152,15 +162,18 @@ static void stream(void **state) {
 static void stream_extras(void **state) {
     struct case_run run;
     case_begin(&run, ASK_COMPLETIONS,
-               "{\"prompt\":\"a\",\"stream\":true,\"echo\":true,\"return_token_ids\":true,\"stream_options\":{\"continuous_usage_stats\":true}}");
+               "{\"prompt\":\"a\",\"stream\":true,\"echo\":true,\"return_token_ids\":true,\"stream_options\":{"
+               "\"continuous_usage_stats\":true}}");
     case_event(&run, 0, "x", "x", FINISH_NONE, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0),
-                        "data: " HEAD "{\"index\":0,\"text\":\"ax\",\"logprobs\":null,\"finish_reason\":null,\"prompt_token_ids\":[97],"
-                        "\"token_ids\":[120]}]," USAGE(1, 1, 2, 2) "}\n\n");
+    assert_string_equal(
+        case_chunk(&run, 0),
+        "data: " HEAD "{\"index\":0,\"text\":\"ax\",\"logprobs\":null,\"finish_reason\":null,\"prompt_token_ids\":[97],"
+        "\"token_ids\":[120]}]," USAGE(1, 1, 2, 2) "}\n\n");
     case_event(&run, 0, "y", "y", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0),
-                        "data: " HEAD "{\"index\":0,\"text\":\"y\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null,"
-                        "\"token_ids\":[121]}]," USAGE(1, 2, 3, 2) "}\n\n");
+    assert_string_equal(
+        case_chunk(&run, 0),
+        "data: " HEAD "{\"index\":0,\"text\":\"y\",\"logprobs\":null,\"finish_reason\":\"length\",\"stop_reason\":null,"
+        "\"token_ids\":[121]}]," USAGE(1, 2, 3, 2) "}\n\n");
     assert_string_equal(case_finish(&run), "data: [DONE]\n\n");
     case_end(&run);
     /* Offsets of log-probabilities go on from chunk to chunk. */
@@ -168,7 +181,9 @@ static void stream_extras(void **state) {
     case_event(&run, 0, "xy", "xy", FINISH_NONE, STOP_NONE, 0);
     assert_non_null(strstr(case_chunk(&run, 0), "\"text_offset\":[0,1],"));
     case_event(&run, 0, "z", "z", FINISH_LENGTH, STOP_NONE, 0);
-    assert_non_null(strstr(case_chunk(&run, 0), "\"text_offset\":[2],\"token_logprobs\":[-0.5],\"tokens\":[\"z\"],\"top_logprobs\":[{\"z\":-0.5}]"));
+    assert_non_null(
+        strstr(case_chunk(&run, 0),
+               "\"text_offset\":[2],\"token_logprobs\":[-0.5],\"tokens\":[\"z\"],\"top_logprobs\":[{\"z\":-0.5}]"));
     case_end(&run);
 }
 
@@ -177,15 +192,18 @@ static void stream_error(void **state) {
     struct err err;
     err_set(&err, ERR_FATAL, "it broke");
     dialect_completions.error_event(500, &err, &out);
-    assert_string_equal(out.data, "data: {\"error\":{\"message\":\"it broke\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}"
-                                  "\n\ndata: [DONE]\n\n");
+    assert_string_equal(
+        out.data,
+        "data: {\"error\":{\"message\":\"it broke\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}"
+        "\n\ndata: [DONE]\n\n");
     buf_deinit(&out);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts), cmocka_unit_test(defaults), cmocka_unit_test(refusals),     cmocka_unit_test(reply),
-        cmocka_unit_test(logprobs), cmocka_unit_test(stream),  cmocka_unit_test(stream_extras), cmocka_unit_test(stream_error),
+        cmocka_unit_test(prompts),       cmocka_unit_test(defaults),     cmocka_unit_test(refusals),
+        cmocka_unit_test(reply),         cmocka_unit_test(logprobs),     cmocka_unit_test(stream),
+        cmocka_unit_test(stream_extras), cmocka_unit_test(stream_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,10 +4,14 @@
 static void fields(void **state) {
     struct ask ask;
     case_ask(&ask, ASK_GENERATE,
-             "{\"text\":\"abc\",\"rid\":\"r1\",\"sampling_params\":{\"max_new_tokens\":9,\"min_new_tokens\":2,\"temperature\":5,\"top_p\":0.9,"
-             "\"top_k\":5,\"min_p\":0.1,\"repetition_penalty\":1.1,\"presence_penalty\":1,\"frequency_penalty\":-1,\"n\":2,\"stop\":\"x\","
-             "\"stop_token_ids\":[3],\"ignore_eos\":true,\"no_stop_trim\":true,\"skip_special_tokens\":false,\"sampling_seed\":11,"
-             "\"logit_bias\":{\"1\":2}},\"return_logprob\":true,\"top_logprobs_num\":3,\"extra_key\":\"k\",\"stream\":true}");
+             "{\"text\":\"abc\",\"rid\":\"r1\",\"sampling_params\":{\"max_new_tokens\":9,\"min_new_tokens\":2,"
+             "\"temperature\":5,\"top_p\":0.9,"
+             "\"top_k\":5,\"min_p\":0.1,\"repetition_penalty\":1.1,\"presence_penalty\":1,\"frequency_penalty\":-1,"
+             "\"n\":2,\"stop\":\"x\","
+             "\"stop_token_ids\":[3],\"ignore_eos\":true,\"no_stop_trim\":true,\"skip_special_tokens\":false,"
+             "\"sampling_seed\":11,"
+             "\"logit_bias\":{\"1\":2}},\"return_logprob\":true,\"top_logprobs_num\":3,\"extra_key\":\"k\",\"stream\":"
+             "true}");
     const struct request *r = ask.requests[0];
     assert_ptr_equal(ask.dialect, &dialect_sglang);
     assert_string_equal(ask.label, "r1");
@@ -87,15 +91,17 @@ static void refusals(void **state) {
 
 static void reply(void **state) {
     struct case_run run;
-    case_begin(&run, ASK_GENERATE, "{\"text\":\"abc\",\"return_logprob\":true,\"return_text_in_logprobs\":true,\"top_logprobs_num\":1}");
+    case_begin(&run, ASK_GENERATE,
+               "{\"text\":\"abc\",\"return_logprob\":true,\"return_text_in_logprobs\":true,\"top_logprobs_num\":1}");
     run.answer.begin_ns = 1;
     case_event(&run, 0, "x\xFE", "x", FINISH_STOP, STOP_EOS, 257);
-    assert_string_equal(case_reply(&run),
-                        "{\"text\":\"x\",\"output_ids\":[120,257]," META(
-                            "{\"type\":\"stop\",\"matched\":257}", 3, 2,
-                            ",\"input_token_logprobs\":[],\"output_token_logprobs\":[[-0.5,120,\"x\"],[-0.5,257,\"</s>\"]],"
-                            "\"input_top_logprobs\":[],\"output_top_logprobs\":[[[-0.5,120,\"x\"]],[[-0.5,257,\"</s>\"]]],"
-                            "\"e2e_latency\":0.000000") "}");
+    assert_string_equal(
+        case_reply(&run),
+        "{\"text\":\"x\",\"output_ids\":[120,257]," META(
+            "{\"type\":\"stop\",\"matched\":257}", 3, 2,
+            ",\"input_token_logprobs\":[],\"output_token_logprobs\":[[-0.5,120,\"x\"],[-0.5,257,\"</s>\"]],"
+            "\"input_top_logprobs\":[],\"output_top_logprobs\":[[[-0.5,120,\"x\"]],[[-0.5,257,\"</s>\"]]],"
+            "\"e2e_latency\":0.000000") "}");
     case_end(&run);
     case_begin(&run, ASK_GENERATE, "{\"text\":\"abc\",\"sampling_params\":{\"stop\":[\"q\",\"END\"]}}");
     case_event(&run, 0, "x", "x", FINISH_STOP, STOP_STRING, 1);
@@ -110,8 +116,10 @@ static void batch(void **state) {
     case_event(&run, 1, "yz", "yz", FINISH_LENGTH, STOP_NONE, 0);
     const char *text = case_reply(&run);
     assert_int_equal(text[0], '[');
-    assert_non_null(strstr(text, "{\"text\":\"x\",\"output_ids\":[120],\"meta_info\":{\"id\":\"ra\",\"finish_reason\":{\"type\":\"length\",\"length\":1},\"prompt_tokens\":2,"));
-    assert_non_null(strstr(text, "{\"text\":\"yz\",\"output_ids\":[121,122],\"meta_info\":{\"id\":\"rb\",\"finish_reason\":{\"type\":\"length\",\"length\":2},\"prompt_tokens\":1,"));
+    assert_non_null(strstr(text, "{\"text\":\"x\",\"output_ids\":[120],\"meta_info\":{\"id\":\"ra\",\"finish_reason\":{"
+                                 "\"type\":\"length\",\"length\":1},\"prompt_tokens\":2,"));
+    assert_non_null(strstr(text, "{\"text\":\"yz\",\"output_ids\":[121,122],\"meta_info\":{\"id\":\"rb\",\"finish_"
+                                 "reason\":{\"type\":\"length\",\"length\":2},\"prompt_tokens\":1,"));
     case_end(&run);
     /* A list of one is still a list. */
     case_begin(&run, ASK_GENERATE, "{\"text\":[\"a\"]}");
@@ -124,12 +132,14 @@ static void stream(void **state) {
     struct case_run run;
     case_begin(&run, ASK_GENERATE, "{\"text\":\"abc\",\"stream\":true}");
     case_event(&run, 0, "x", "x", FINISH_NONE, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0), "data: {\"text\":\"x\",\"output_ids\":[120]," META("null", 3, 1, "") "}\n\n");
+    assert_string_equal(case_chunk(&run, 0),
+                        "data: {\"text\":\"x\",\"output_ids\":[120]," META("null", 3, 1, "") "}\n\n");
     assert_string_equal(case_chunk(&run, 0), "");
     run.answer.begin_ns = 1;
     case_event(&run, 0, "y", "y", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0), "data: {\"text\":\"xy\",\"output_ids\":[120,121]," META(
-                                                 "{\"type\":\"length\",\"length\":2}", 3, 2, ",\"e2e_latency\":0.000000") "}\n\n");
+    assert_string_equal(case_chunk(&run, 0),
+                        "data: {\"text\":\"xy\",\"output_ids\":[120,121]," META(
+                            "{\"type\":\"length\",\"length\":2}", 3, 2, ",\"e2e_latency\":0.000000") "}\n\n");
     assert_string_equal(case_finish(&run), "data: [DONE]\n\n");
     case_end(&run);
     case_begin(&run, ASK_GENERATE, "{\"text\":\"abc\",\"stream\":true,\"sampling_params\":{\"n\":2}}");
@@ -146,8 +156,10 @@ static void errors(void **state) {
     assert_string_equal(out.data, "{\"error\":{\"message\":\"bad n\"}}");
     buf_clear(&out);
     dialect_sglang.error_event(500, &err, &out);
-    assert_string_equal(out.data, "data: {\"error\":{\"message\":\"bad n\",\"type\":\"InternalServerError\",\"code\":500,\"retryable\":true}}\n\n"
-                                  "data: [DONE]\n\n");
+    assert_string_equal(
+        out.data,
+        "data: {\"error\":{\"message\":\"bad n\",\"type\":\"InternalServerError\",\"code\":500,\"retryable\":true}}\n\n"
+        "data: [DONE]\n\n");
     buf_deinit(&out);
 }
 

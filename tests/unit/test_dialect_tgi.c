@@ -3,10 +3,12 @@
 
 static void fields(void **state) {
     struct ask ask;
-    case_ask(&ask, ASK_GENERATE,
-             "{\"inputs\":\"abc\",\"parameters\":{\"temperature\":3,\"top_p\":0.9,\"top_k\":5,\"typical_p\":0.5,\"repetition_penalty\":1.1,"
-             "\"frequency_penalty\":0.5,\"max_new_tokens\":9,\"stop\":[\"x\"],\"seed\":18446744073709551615,\"truncate\":2,"
-             "\"details\":true,\"top_n_tokens\":2,\"return_full_text\":true}}");
+    case_ask(
+        &ask, ASK_GENERATE,
+        "{\"inputs\":\"abc\",\"parameters\":{\"temperature\":3,\"top_p\":0.9,\"top_k\":5,\"typical_p\":0.5,"
+        "\"repetition_penalty\":1.1,"
+        "\"frequency_penalty\":0.5,\"max_new_tokens\":9,\"stop\":[\"x\"],\"seed\":18446744073709551615,\"truncate\":2,"
+        "\"details\":true,\"top_n_tokens\":2,\"return_full_text\":true}}");
     const struct request *r = ask.requests[0];
     assert_ptr_equal(ask.dialect, &dialect_tgi);
     assert_int_equal(r->max_tokens, 9);
@@ -77,7 +79,8 @@ static void refusals(void **state) {
         {PARAMS("\"repetition_penalty\":0"), "repetition_penalty", "> 0"},
         {PARAMS("\"frequency_penalty\":2.5"), "frequency_penalty", "<= 2"},
         {PARAMS("\"max_new_tokens\":0"), "max_new_tokens", "from 1"},
-        {PARAMS("\"max_new_tokens\":100"), "inputs", "must be <= 100. Given: 1 `inputs` tokens and 100 `max_new_tokens`"},
+        {PARAMS("\"max_new_tokens\":100"), "inputs",
+         "must be <= 100. Given: 1 `inputs` tokens and 100 `max_new_tokens`"},
         {PARAMS("\"best_of\":3,\"do_sample\":true"), "best_of", "from 1 to 2"},
         {PARAMS("\"best_of\":2"), "best_of", "sampling"},
         {PARAMS("\"best_of\":2,\"do_sample\":true,\"seed\":1"), "best_of", "seed"},
@@ -116,21 +119,26 @@ static void reply(void **state) {
     case_end(&run);
     case_begin(&run, ASK_TGI_ROOT, "{\"inputs\":\"a\",\"parameters\":{\"details\":true,\"return_full_text\":true}}");
     case_event(&run, 0, "xy\xFE", "xy", FINISH_STOP, STOP_EOS, 257);
-    assert_string_equal(case_reply(&run),
-                        "[{\"generated_text\":\"axy\",\"details\":{\"finish_reason\":\"eos_token\",\"generated_tokens\":3,\"seed\":null,"
-                        "\"prefill\":[],\"tokens\":[" TOKEN(120, "x", false) "," TOKEN(121, "y", false) "," TOKEN(257, "</s>", true) "]}}]");
+    assert_string_equal(case_reply(&run), "[{\"generated_text\":\"axy\",\"details\":{\"finish_reason\":\"eos_token\","
+                                          "\"generated_tokens\":3,\"seed\":null,"
+                                          "\"prefill\":[],\"tokens\":[" TOKEN(120, "x", false) "," TOKEN(
+                                              121, "y", false) "," TOKEN(257, "</s>", true) "]}}]");
     case_end(&run);
-    case_begin(&run, ASK_GENERATE, "{\"inputs\":\"a\",\"parameters\":{\"details\":true,\"top_n_tokens\":1,\"seed\":5,\"do_sample\":true,\"stop\":[\"q\"]}}");
+    case_begin(&run, ASK_GENERATE,
+               "{\"inputs\":\"a\",\"parameters\":{\"details\":true,\"top_n_tokens\":1,\"seed\":5,\"do_sample\":true,"
+               "\"stop\":[\"q\"]}}");
     case_event(&run, 0, "x", "x", FINISH_STOP, STOP_STRING, 0);
-    assert_string_equal(case_reply(&run),
-                        "{\"generated_text\":\"x\",\"details\":{\"finish_reason\":\"stop_sequence\",\"generated_tokens\":1,\"seed\":5,"
-                        "\"prefill\":[],\"tokens\":[" TOKEN(120, "x", false) "],\"top_tokens\":[[" TOKEN(120, "x", false) "]]}}");
+    assert_string_equal(
+        case_reply(&run),
+        "{\"generated_text\":\"x\",\"details\":{\"finish_reason\":\"stop_sequence\",\"generated_tokens\":1,\"seed\":5,"
+        "\"prefill\":[],\"tokens\":[" TOKEN(120, "x", false) "],\"top_tokens\":[[" TOKEN(120, "x", false) "]]}}");
     case_end(&run);
 }
 
 static void best_of(void **state) {
     struct case_run run;
-    case_begin(&run, ASK_GENERATE, "{\"inputs\":\"a\",\"parameters\":{\"best_of\":2,\"do_sample\":true,\"details\":true}}");
+    case_begin(&run, ASK_GENERATE,
+               "{\"inputs\":\"a\",\"parameters\":{\"best_of\":2,\"do_sample\":true,\"details\":true}}");
     assert_int_equal(run.ask.requests[0]->n, 2);
     case_event(&run, 0, "xx", "xx", FINISH_LENGTH, STOP_NONE, 0);
     case_event(&run, 1, "y", "y", FINISH_STOP, STOP_STRING, 0); /* fewer tokens: the larger sum of log-probabilities */
@@ -144,12 +152,17 @@ static void stream(void **state) {
     struct case_run run;
     case_begin(&run, ASK_GENERATE_STREAM, "{\"inputs\":\"ab\",\"parameters\":{}}");
     case_event(&run, 0, "x", "x", FINISH_NONE, STOP_NONE, 0);
-    assert_string_equal(case_chunk(&run, 0), "data:{\"index\":1,\"token\":" TOKEN(120, "x", false) ",\"generated_text\":null,\"details\":null}\n\n");
+    assert_string_equal(case_chunk(&run, 0), "data:{\"index\":1,\"token\":" TOKEN(
+                                                 120, "x", false) ",\"generated_text\":null,\"details\":null}\n\n");
     case_event(&run, 0, "y\xFE", "y", FINISH_STOP, STOP_EOS, 257);
-    assert_string_equal(case_chunk(&run, 0),
-                        "data:{\"index\":2,\"token\":" TOKEN(121, "y", false) ",\"generated_text\":null,\"details\":null}\n\n"
-                        "data:{\"index\":3,\"token\":" TOKEN(257, "</s>", true) ",\"generated_text\":\"xy\","
-                        "\"details\":{\"finish_reason\":\"eos_token\",\"generated_tokens\":3,\"seed\":null,\"input_length\":2}}\n\n");
+    assert_string_equal(
+        case_chunk(&run, 0),
+        "data:{\"index\":2,\"token\":" TOKEN(
+            121, "y", false) ",\"generated_text\":null,\"details\":null}\n\n"
+                             "data:{\"index\":3,\"token\":" TOKEN(
+                                 257, "</s>", true) ",\"generated_text\":\"xy\","
+                                                    "\"details\":{\"finish_reason\":\"eos_token\",\"generated_tokens\":"
+                                                    "3,\"seed\":null,\"input_length\":2}}\n\n");
     assert_string_equal(case_finish(&run), ""); /* no [DONE] in this dialect */
     case_end(&run);
     /* Held-back text comes with the token that releases it; joined it is the whole. */
@@ -178,8 +191,8 @@ static void errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields),  cmocka_unit_test(greedy_or_not), cmocka_unit_test(routes), cmocka_unit_test(refusals),
-        cmocka_unit_test(reply),   cmocka_unit_test(best_of),       cmocka_unit_test(stream), cmocka_unit_test(errors),
+        cmocka_unit_test(fields), cmocka_unit_test(greedy_or_not), cmocka_unit_test(routes), cmocka_unit_test(refusals),
+        cmocka_unit_test(reply),  cmocka_unit_test(best_of),       cmocka_unit_test(stream), cmocka_unit_test(errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

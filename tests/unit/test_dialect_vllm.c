@@ -1,14 +1,16 @@
-/* POST /generate as vLLM's demo server: fields, defaults, refusals, replies, the stream of lines. Also what is shared by
- * every dialect that uses vLLM's names, and how dialects are told apart. */
+/* POST /generate as vLLM's demo server: fields, defaults, refusals, replies, the stream of lines. Also what is shared
+ * by every dialect that uses vLLM's names, and how dialects are told apart. */
 #include "tests/unit/dialect_case.h"
 
 static void fields(void **state) {
     struct ask ask;
-    case_ask(&ask, ASK_GENERATE,
-             "{\"prompt\":\"abc\",\"n\":2,\"temperature\":0.5,\"top_p\":0.9,\"top_k\":5,\"min_p\":0.1,\"max_tokens\":9,"
-             "\"min_tokens\":2,\"repetition_penalty\":1.1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"seed\":-5,"
-             "\"stop\":[\"x\",\"yz\"],\"stop_token_ids\":[1,259],\"ignore_eos\":true,\"include_stop_str_in_output\":true,"
-             "\"skip_special_tokens\":false,\"logit_bias\":{\"0\":-200,\"259\":1.5},\"cache_salt\":\"s\",\"unknown\":{\"a\":1}}");
+    case_ask(
+        &ask, ASK_GENERATE,
+        "{\"prompt\":\"abc\",\"n\":2,\"temperature\":0.5,\"top_p\":0.9,\"top_k\":5,\"min_p\":0.1,\"max_tokens\":9,"
+        "\"min_tokens\":2,\"repetition_penalty\":1.1,\"presence_penalty\":-2,\"frequency_penalty\":2,\"seed\":-5,"
+        "\"stop\":[\"x\",\"yz\"],\"stop_token_ids\":[1,259],\"ignore_eos\":true,\"include_stop_str_in_output\":true,"
+        "\"skip_special_tokens\":false,\"logit_bias\":{\"0\":-200,\"259\":1.5},\"cache_salt\":\"s\",\"unknown\":{\"a\":"
+        "1}}");
     const struct request *r = ask.requests[0];
     assert_ptr_equal(ask.dialect, &dialect_vllm);
     assert_int_equal(r->n, 2);
@@ -18,7 +20,8 @@ static void fields(void **state) {
     assert_int_equal(r->flags, REQUEST_IGNORE_EOS | REQUEST_KEEP_STOP | REQUEST_KEEP_SPECIAL | REQUEST_FINAL_ONLY);
     assert_true(r->sampling.temperature == 0.5f && r->sampling.top_p == 0.9f && r->sampling.min_p == 0.1f);
     assert_int_equal(r->sampling.top_k, 5);
-    assert_true(r->sampling.repetition_penalty == 1.1f && r->sampling.presence_penalty == -2 && r->sampling.frequency_penalty == 2);
+    assert_true(r->sampling.repetition_penalty == 1.1f && r->sampling.presence_penalty == -2 &&
+                r->sampling.frequency_penalty == 2);
     assert_true(r->sampling.seed == (uint64_t)-5);
     assert_int_equal(r->prompt.count, 3);
     assert_int_equal(request_prompt(r)[2], 'c');
@@ -100,7 +103,8 @@ static void refusals(void **state) {
         {"{\"prompt\":\"a\",\"stop\":5}", "stop", "string or a list"},
         {"{\"prompt\":\"a\",\"stop\":[5]}", "stop", "string or a list"},
         {"{\"prompt\":\"a\",\"stop\":\"\"}", "stop", "1 to 256 bytes"},
-        {"{\"prompt\":\"a\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\"]}",
+        {"{\"prompt\":\"a\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"b\",\"c\",\"d\","
+         "\"e\",\"f\",\"g\",\"h\"]}",
          "stop", "at most 16"},
         {"{\"prompt\":\"a\",\"stop_token_ids\":[260]}", "stop_token_ids", "from 0 to 259"},
         {"{\"prompt\":\"a\",\"stop_token_ids\":[-1]}", "stop_token_ids", "from 0 to 259"},
@@ -129,7 +133,8 @@ static void refusals(void **state) {
     };
     struct ask ask;
     case_refused(ASK_GENERATE, bad, sizeof bad / sizeof *bad);
-    case_ask(&ask, ASK_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[],\"priority\":0,\"use_beam_search\":false,\"best_of\":1}");
+    case_ask(&ask, ASK_GENERATE,
+             "{\"prompt\":\"a\",\"bad_words\":[],\"priority\":0,\"use_beam_search\":false,\"best_of\":1}");
     ask_deinit(&ask);
 }
 
@@ -186,7 +191,8 @@ static void errors(void **state) {
     struct err err;
     err_set_field(&err, ERR_INVALID, "n", "n must be \"small\"");
     dialect_vllm.error(400, &err, &out);
-    assert_string_equal(out.data, "{\"error\":{\"message\":\"n must be \\\"small\\\"\",\"type\":\"BadRequestError\",\"param\":\"n\",\"code\":400}}");
+    assert_string_equal(out.data, "{\"error\":{\"message\":\"n must be "
+                                  "\\\"small\\\"\",\"type\":\"BadRequestError\",\"param\":\"n\",\"code\":400}}");
     assert_int_equal(dialect_status(&dialect_vllm, ERR_EXHAUSTED), 429);
     assert_int_equal(dialect_status(&dialect_vllm, ERR_CLOSED), 503);
     assert_int_equal(dialect_status(&dialect_tgi, ERR_INVALID), 422);
