@@ -11,19 +11,21 @@ struct seen {
     int32_t chains;   /* bucket chains it is in */
 };
 
-static int list_audit(const struct kv_pool *pool, const struct page_list *list, enum page_place place, struct seen *seen,
-                      struct err *err) {
+static int list_audit(const struct kv_pool *pool, const struct page_list *list, enum page_place place,
+                      struct seen *seen, struct err *err) {
     int32_t count = 0, before = 0;
     for (int32_t page = list->first; page; before = page, page = pool->pages[page].next) {
         if (page < 0 || page >= pool->pages_total || ++count > list->count)
             return err_set(err, ERR_FATAL, "K2: the list of place %d is longer than its count %d", place, list->count);
         const struct kv_page *p = &pool->pages[page];
         if (p->prev != before || p->place != place || p->refs != 0)
-            return err_set(err, ERR_FATAL, "K2: page %d with %d references is in the list of place %d", page, p->refs, place);
+            return err_set(err, ERR_FATAL, "K2: page %d with %d references is in the list of place %d", page, p->refs,
+                           place);
         seen[page].lists++;
     }
     if (count != list->count || list->last != before)
-        return err_set(err, ERR_FATAL, "K2: the list of place %d has %d pages, its count says %d", place, count, list->count);
+        return err_set(err, ERR_FATAL, "K2: the list of place %d has %d pages, its count says %d", place, count,
+                       list->count);
     return 0;
 }
 
@@ -52,7 +54,8 @@ static int index_audit(const struct kv_pool *pool, struct seen *seen, struct err
 static int order_audit(const struct kv_pool *pool, int32_t *left, struct err *err) {
     for (int32_t page = 1; page < pool->pages_total; page++) left[page] = pool->pages[page].children;
     for (int32_t page = pool->cached.first; page; page = pool->pages[page].next) {
-        if (left[page] != 0) return err_set(err, ERR_FATAL, "K5: cached page %d would be evicted before its children", page);
+        if (left[page] != 0)
+            return err_set(err, ERR_FATAL, "K5: cached page %d would be evicted before its children", page);
         if (pool->pages[page].parent) left[pool->pages[page].parent]--;
     }
     return 0;
@@ -74,13 +77,15 @@ static int table_audit(const struct kvcache *cache, const struct kv_table *table
     return 0;
 }
 
-static int pages_audit(const struct kvcache *cache, const struct kv_pool *pool, const struct seen *seen, struct err *err) {
+static int pages_audit(const struct kvcache *cache, const struct kv_pool *pool, const struct seen *seen,
+                       struct err *err) {
     for (int32_t page = 1; page < pool->pages_total; page++) {
         const struct kv_page *p = &pool->pages[page];
         if (seen[page].lists != (p->place != PAGE_HELD))
             return err_set(err, ERR_FATAL, "K2: page %d of place %d is in %d lists", page, p->place, seen[page].lists);
         if (seen[page].refs != p->refs || (p->place == PAGE_HELD) != (p->refs > 0))
-            return err_set(err, ERR_FATAL, "K3: page %d has %d references, %d tables map it", page, p->refs, seen[page].refs);
+            return err_set(err, ERR_FATAL, "K3: page %d has %d references, %d tables map it", page, p->refs,
+                           seen[page].refs);
         if (seen[page].chains != p->indexed)
             return err_set(err, ERR_FATAL, "K4: page %d is in the index %d times", page, seen[page].chains);
         if (seen[page].children != p->children)
@@ -96,8 +101,8 @@ static int pages_audit(const struct kvcache *cache, const struct kv_pool *pool, 
     return 0;
 }
 
-static int pool_audit(const struct kvcache *cache, int32_t group, const struct kv_table *const *tables, int32_t table_count,
-                      struct seen *seen, int32_t *left, struct err *err) {
+static int pool_audit(const struct kvcache *cache, int32_t group, const struct kv_table *const *tables,
+                      int32_t table_count, struct seen *seen, int32_t *left, struct err *err) {
     const struct kv_pool *pool = &cache->pools[group];
     int rc;
     memset(seen, 0, (size_t)pool->pages_total * sizeof *seen);

@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "kvcache/private.h"
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static int options_check(const struct kvcache_options *o, struct err *err) {
     if (o->page_size < 1 || o->page_size > KV_PAGE_SIZE_MAX)
@@ -88,7 +88,7 @@ int32_t kv_pending(const struct kvcache *cache) {
     return most;
 }
 
-/* ---- tables ------------------------------------------------------------------------------------------------------- */
+/* ---- tables ------------------------------------------------------------------------------------------------------ */
 
 size_t kv_table_bytes(const struct kvcache *cache, int32_t capacity) {
     size_t pages, keys, bytes;
@@ -228,7 +228,8 @@ int32_t kv_publish(struct kvcache *cache, struct kv_table *table, const struct k
 void kv_release(struct kvcache *cache, struct kv_table *table, uint64_t until_step) {
     for (int32_t g = 0; g < cache->group_count; g++) {
         const int32_t *row = table_row(table, g);
-        for (int32_t i = table->count - 1; i >= 0; i--) page_drop(&cache->pools[g], row[i], until_step, cache->completed);
+        for (int32_t i = table->count - 1; i >= 0; i--)
+            page_drop(&cache->pools[g], row[i], until_step, cache->completed);
     }
     table->count = 0;
     table->published = 0;

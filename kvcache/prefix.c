@@ -1,5 +1,6 @@
-/* prefix.c: the index of full pages by content. A key is a keyed hash chained over (parent key, salt, tokens); on a hit the
- * parent page, the tokens and, for a first page, the salt are compared as well, so that even a collision shares nothing. */
+/* prefix.c: the index of full pages by content. A key is a keyed hash chained over (parent key, salt, tokens); on a hit
+ * the parent page, the tokens and, for a first page, the salt are compared as well, so that even a collision shares
+ * nothing. */
 #include <string.h>
 
 #include "engine/base/check.h"
@@ -18,7 +19,9 @@ struct hash128 page_key(struct kvcache *cache, struct hash128 parent, const int3
     return hash_bytes(cache->hash_key, block, cache->hashed_bytes);
 }
 
-static inline bool hash_same(struct hash128 a, struct hash128 b) { return a.lo == b.lo && a.hi == b.hi; }
+static inline bool hash_same(struct hash128 a, struct hash128 b) {
+    return a.lo == b.lo && a.hi == b.hi;
+}
 
 int32_t index_find(const struct kv_pool *pool, int32_t page_size, struct hash128 key, int32_t parent,
                    const int32_t *tokens, struct hash128 salt) {

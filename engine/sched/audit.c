@@ -10,9 +10,10 @@ struct walk {
 };
 
 static int seq_fault(const struct sequence_private *s, int invariant, const char *what, struct err *err) {
-    return err_set(err, ERR_FATAL, "invariant %d: request %llu sample %d (state %d, slot %d, %d tokens launched, %d pages): %s",
-                   invariant, (unsigned long long)s->group->request->id, s->pub.sample_index, (int)s->pub.state, s->slot,
-                   s->launched, s->table.count, what);
+    return err_set(err, ERR_FATAL,
+                   "invariant %d: request %llu sample %d (state %d, slot %d, %d tokens launched, %d pages): %s",
+                   invariant, (unsigned long long)s->group->request->id, s->pub.sample_index, (int)s->pub.state,
+                   s->slot, s->launched, s->table.count, what);
 }
 
 static int running_audit(const struct sched *sched, const struct sequence_private *s, struct err *err) {
@@ -95,7 +96,8 @@ static int list_audit(const struct seq_list *list, const char *name, bool aged, 
             return err_set(err, ERR_FATAL, "invariant 10: the %s list is out of order", name);
     }
     if (count != list->count || list->last != before)
-        return err_set(err, ERR_FATAL, "invariant 10: the %s list has %d sequences and counts %d", name, count, list->count);
+        return err_set(err, ERR_FATAL, "invariant 10: the %s list has %d sequences and counts %d", name, count,
+                       list->count);
     return 0;
 }
 

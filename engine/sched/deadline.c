@@ -2,7 +2,9 @@
 #include "engine/base/mem.h"
 #include "engine/sched/private.h"
 
-static int64_t heap_key(const struct sched *sched, int32_t i) { return sched->heap[i]->request->deadline_ns; }
+static int64_t heap_key(const struct sched *sched, int32_t i) {
+    return sched->heap[i]->request->deadline_ns;
+}
 
 static void heap_put(struct sched *sched, int32_t i, struct group *group) {
     sched->heap[i] = group;

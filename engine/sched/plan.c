@@ -1,6 +1,6 @@
-/* plan.c: who runs in the next step. Decodes first, oldest first, one token each, so that a step's length is bounded by the
- * budget for everyone; then the oldest prefills with what is left of the budget; then new admissions, first come first
- * served. Whoever runs has the pages for it before the step is built. */
+/* plan.c: who runs in the next step. Decodes first, oldest first, one token each, so that a step's length is bounded by
+ * the budget for everyone; then the oldest prefills with what is left of the budget; then new admissions, first come
+ * first served. Whoever runs has the pages for it before the step is built. */
 #include <string.h>
 
 #include "engine/base/arith.h"
@@ -21,7 +21,7 @@ static int32_t budget_left(const struct sched *sched) {
     return sched->options.max_num_batched_tokens - sched->plan_tokens;
 }
 
-/* ---- decodes ------------------------------------------------------------------------------------------------------ */
+/* ---- decodes ----------------------------------------------------------------------------------------------------- */
 
 /* The youngest running sequence that is younger than s and may still be preempted. */
 static struct sequence_private *victim_find(const struct sched *sched, const struct sequence_private *s) {
@@ -30,7 +30,8 @@ static struct sequence_private *victim_find(const struct sched *sched, const str
     return v == s ? NULL : v;
 }
 
-/* One more page for s. Pages that come back with a launched step are waited for rather than taken from somebody else. */
+/* One more page for s. Pages that come back with a launched step are waited for rather than taken from somebody else.
+ */
 static bool page_get(struct sched *sched, struct sequence_private *s) {
     int32_t have = s->table.count;
     while (!kv_reserve(sched->cache, &s->table, have, have + 1, 0)) {
@@ -53,7 +54,7 @@ static void plan_decodes(struct sched *sched) {
     }
 }
 
-/* ---- prefills ----------------------------------------------------------------------------------------------------- */
+/* ---- prefills ---------------------------------------------------------------------------------------------------- */
 
 static void plan_prefill(struct sched *sched, struct sequence_private *s) {
     int32_t tokens = s->target - s->launched, threshold = sched->options.long_prefill_threshold;
@@ -67,7 +68,7 @@ static void plan_prefills(struct sched *sched) {
         if (s->pub.state == SEQ_PREFILL) plan_prefill(sched, s);
 }
 
-/* ---- admissions --------------------------------------------------------------------------------------------------- */
+/* ---- admissions -------------------------------------------------------------------------------------------------- */
 
 enum admission { ADMITTED, WAITS_FOR_SIBLING, BLOCKED };
 
@@ -80,8 +81,8 @@ static void memory_get(struct sched *sched, struct sequence_private *s) {
     s->output = (int32_t *)(void *)((char *)s->memory + table);
 }
 
-/* Shares the full pages in front of the last prompt token with a sibling; the page that holds it is copied when anything
- * stands before it there, and the token itself is computed anew in the copy. */
+/* Shares the full pages in front of the last prompt token with a sibling; the page that holds it is copied when
+ * anything stands before it there, and the token itself is computed anew in the copy. */
 static bool admit_fork(struct sched *sched, struct sequence_private *s, int32_t pages, int32_t spare) {
     struct sequence_private *donor = s->group->donor;
     int32_t last = s->pub.prompt_count - 1, shared = last / sched->options.page_size;

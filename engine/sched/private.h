@@ -1,7 +1,7 @@
 /* private.h: the inside of the scheduler, shared by its own files only.
  *
- * A group is one request with its n samples (sequences). A sequence is in exactly one of: the waiting queue, the running
- * list, or neither (finished, until collected). Both lists are in order of age: arrival, then sample index. */
+ * A group is one request with its n samples (sequences). A sequence is in exactly one of: the waiting queue, the
+ * running list, or neither (finished, until collected). Both lists are in order of age: arrival, then sample index. */
 #ifndef QUIRE_SCHED_PRIVATE_H
 #define QUIRE_SCHED_PRIVATE_H
 
@@ -23,19 +23,19 @@ struct sequence_private {
     struct group *group;
     struct sequence_private *prev, *next; /* in the list it is in */
     struct kv_table table;
-    void *memory;    /* of output and table, from its first turn at the head of the queue */
-    int32_t *output; /* [group->output_max] */
-    int32_t slot;    /* -1: none */
-    int32_t launched;    /* tokens whose KV the batches built so far write */
-    int32_t computed;    /* tokens whose KV the completed batches wrote */
-    int32_t target;      /* prefill until here: prompt and output at admission */
-    int32_t in_flight;   /* tokens that launched batches sample and that are not known yet */
-    int32_t dirty_from;  /* first page whose number the device does not know yet; INT32_MAX: none */
-    uint64_t last_step;  /* last batch built that touches it or its pages */
-    bool admitted;       /* was running at least once */
-    bool fresh;          /* admitted since the last batch: its slot must be reset */
-    bool proven;         /* a finite token came since admission: the prompt's pages hold no NaN and are published */
-    bool collected;      /* the engine is done with it; freed when its last step is complete */
+    void *memory;       /* of output and table, from its first turn at the head of the queue */
+    int32_t *output;    /* [group->output_max] */
+    int32_t slot;       /* -1: none */
+    int32_t launched;   /* tokens whose KV the batches built so far write */
+    int32_t computed;   /* tokens whose KV the completed batches wrote */
+    int32_t target;     /* prefill until here: prompt and output at admission */
+    int32_t in_flight;  /* tokens that launched batches sample and that are not known yet */
+    int32_t dirty_from; /* first page whose number the device does not know yet; INT32_MAX: none */
+    uint64_t last_step; /* last batch built that touches it or its pages */
+    bool admitted;      /* was running at least once */
+    bool fresh;         /* admitted since the last batch: its slot must be reset */
+    bool proven;        /* a finite token came since admission: the prompt's pages hold no NaN and are published */
+    bool collected;     /* the engine is done with it; freed when its last step is complete */
 };
 
 struct seq_list {
@@ -47,15 +47,15 @@ struct group {
     struct request *request;
     uint64_t serial; /* order of arrival */
     struct group *id_next;
-    int32_t heap_index;  /* in the deadline heap, -1: not there */
+    int32_t heap_index; /* in the deadline heap, -1: not there */
     int32_t unfinished, uncollected;
-    int32_t output_max;  /* tokens a sample can have at most: max_tokens and the context */
-    int32_t pages_max;   /* pages a sample can need at most */
-    int32_t *banned;     /* [banned_count] ids that end a sample: banned before min_tokens */
+    int32_t output_max; /* tokens a sample can have at most: max_tokens and the context */
+    int32_t pages_max;  /* pages a sample can need at most */
+    int32_t *banned;    /* [banned_count] ids that end a sample: banned before min_tokens */
     int32_t banned_count;
-    bool track;   /* penalties are in use */
-    bool started; /* one of its samples was admitted once: it no longer counts as queued */
-    struct sequence_private *seqs; /* [request->n] */
+    bool track;                     /* penalties are in use */
+    bool started;                   /* one of its samples was admitted once: it no longer counts as queued */
+    struct sequence_private *seqs;  /* [request->n] */
     struct sequence_private *donor; /* a running sample whose prompt is computed and proven, or NULL */
     int32_t running;                /* samples that have a slot */
 };
@@ -143,7 +143,8 @@ void running_insert(struct sched *sched, struct sequence_private *s); /* by age,
 void seq_leave(struct sched *sched, struct sequence_private *s);      /* gives up slot and pages, leaves its list */
 void seq_preempt(struct sched *sched, struct sequence_private *s);
 void seq_finish(struct sched *sched, struct sequence_private *s, enum finish_reason reason);
-void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished);
+void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token,
+                       bool finished);
 void slots_complete(struct sched *sched);
 void group_free(struct group *group);
 

@@ -5,23 +5,23 @@
  *   2 * a page is in exactly one place: free, cached, in limbo, or held.                             (K2)
  *   3 * references of a page = tables that map it.                                                   (K3)
  *   4 * a shared or indexed page is never written: the page a sequence writes next is its own alone.
- *   5 * the index is a tree; its parents outlive their children; stored tokens are the key's.        (K4, K5)
+ *   5 * the index is a forest; parents outlive their children.                                       (K4, K5)
  *   6 * a page, or a slot, goes to somebody else only after the last launched step that touches it.  (K6)
- *   7 * a running sequence holds the pages of its known tokens, or of one step more; never more than it can ever need.
+ *   7 * a running sequence holds the pages of its known tokens, or all it can ever need; never more.
  *   8 * a finished or waiting sequence holds no page and no slot; a finished request has no deadline.
  *   9 * a result goes to the sequence that was in that row when the batch was built; late ones are dropped.
- *  10 * running <= max_num_seqs; tokens of a step <= budget; a sequence is in exactly one list; lists are in order of age.
+ *  10 * running <= max_num_seqs; tokens of a step <= budget; a sequence is in exactly one list, in order of age.
  *  11   when nothing is in flight and anything waits or runs, the next step has work.
- *  12 * the oldest running sequence is never a victim; a sequence is preempted at most SCHED_PREEMPTIONS_MAX times.
- *  13   whoever is admitted can finish: prompt + output fit the context and the pool, checked once, at the door.
+ *  12 * the oldest running sequence is never a victim; nobody is preempted more than SCHED_PREEMPTIONS_MAX times.
+ *  13   whoever is admitted can finish: prompt + output fit context and pool, checked once, at the door.
  *  14 * received = ended + in the scheduler; queued requests <= max_queued_requests.
  *  15   tokens do not depend on prefix hits, chunks, neighbours or preemption.
  *  16   nothing is shared between different salts, nor with a request that asked for no cache.
  *
- * Why everybody finishes. Age is fixed at arrival. A decode that lacks a page takes it from the youngest running sequence
- * that is younger than itself; so the oldest always goes on, and becomes fewer tokens away from its end each step. Who was
- * preempted SCHED_PREEMPTIONS_MAX times comes back only with all pages it can ever need, so it needs nobody's and runs to its
- * end. While a decode lacks a page nobody is admitted, so no newcomer takes what was freed for it. */
+ * Why everybody finishes. Age is fixed at arrival. A decode that lacks a page takes it from the youngest running
+ * sequence that is younger than itself; so the oldest always goes on, and is a token nearer to its end each step. Who
+ * was preempted SCHED_PREEMPTIONS_MAX times comes back only with all pages it can ever need, so it needs nobody's and
+ * runs to its end. While a decode lacks a page nobody is admitted, so no newcomer takes what was freed for it. */
 #include "engine/sched/sched.h"
 
 #include <string.h>
@@ -31,7 +31,7 @@
 #include "engine/base/mem.h"
 #include "engine/sched/private.h"
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 #define SCHED_SEQS_MAX   65536
 #define SCHED_QUEUE_MAX  (1 << 20)
@@ -114,7 +114,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched);
 }
 
-/* ---- requests by id ----------------------------------------------------------------------------------------------- */
+/* ---- requests by id ---------------------------------------------------------------------------------------------- */
 
 /* Where the pointer to the group of that id is, or the NULL that ends its chain. */
 static struct group **group_at(const struct sched *sched, uint64_t id) {
@@ -123,24 +123,27 @@ static struct group **group_at(const struct sched *sched, uint64_t id) {
     return at;
 }
 
-/* ---- submit ------------------------------------------------------------------------------------------------------- */
+/* ---- submit ------------------------------------------------------------------------------------------------------ */
 
 static int fit_check(const struct sched *sched, const struct request *r, int32_t *output_max, int32_t *pages_max,
                      struct err *err) {
     const struct sched_options *o = &sched->options;
     int32_t prompt = (int32_t)r->prompt.count, usable = o->pages_total - 1;
     if (r->prompt.count >= (uint32_t)o->max_model_len)
-        return err_set_field(err, ERR_INVALID, "prompt",
-                             "the prompt has %u tokens; with at least one token of output that is more than the %d of the "
-                             "context", r->prompt.count, o->max_model_len);
+        return err_set_field(
+            err, ERR_INVALID, "prompt",
+            "the prompt has %u tokens; with at least one token of output that is more than the %d of the "
+            "context",
+            r->prompt.count, o->max_model_len);
     int32_t room = o->max_model_len - prompt;
     *output_max = r->max_tokens < room ? r->max_tokens : room;
     int32_t tokens = prompt + *output_max - 1; /* the last token's KV is never needed */
     *pages_max = i32_ceil_div(tokens, o->page_size);
     if (*pages_max > usable)
-        return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "a prompt of %d tokens with up to %d of output needs %d pages of %d tokens, the pool has %d",
-                             prompt, *output_max, *pages_max, o->page_size, usable);
+        return err_set_field(
+            err, ERR_INVALID, "max_tokens",
+            "a prompt of %d tokens with up to %d of output needs %d pages of %d tokens, the pool has %d", prompt,
+            *output_max, *pages_max, o->page_size, usable);
     return 0;
 }
 
@@ -185,9 +188,13 @@ int sched_submit(struct sched *sched, struct request *request, void *const *owne
     *group_at(sched, request->id) = group;
     for (int32_t i = 0; i < request->n; i++) {
         struct sequence_private *s = &group->seqs[i];
-        s->pub = (struct sequence){.request = request, .sample_index = i, .state = SEQ_WAITING,
-                                   .prompt_count = (int32_t)request->prompt.count, .arrival_ns = now_ns,
-                                   .owner = owners ? owners[i] : NULL, .private_state = s};
+        s->pub = (struct sequence){.request = request,
+                                   .sample_index = i,
+                                   .state = SEQ_WAITING,
+                                   .prompt_count = (int32_t)request->prompt.count,
+                                   .arrival_ns = now_ns,
+                                   .owner = owners ? owners[i] : NULL,
+                                   .private_state = s};
         s->group = group;
         s->slot = -1;
         s->dirty_from = INT32_MAX;
@@ -200,7 +207,7 @@ int sched_submit(struct sched *sched, struct request *request, void *const *owne
     return 0;
 }
 
-/* ---- ends --------------------------------------------------------------------------------------------------------- */
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
 
 void group_end(struct sched *sched, struct group *group, enum finish_reason reason) {
     for (int32_t i = 0; i < group->request->n; i++) {
@@ -261,7 +268,7 @@ void leaving_complete(struct sched *sched) {
     }
 }
 
-/* ---- what others may know ----------------------------------------------------------------------------------------- */
+/* ---- what others may know ---------------------------------------------------------------------------------------- */
 
 int32_t sched_outputs(struct sched *sched, const struct sched_output **out) {
     if (sched->outputs_read) sched->output_count = 0;
@@ -270,7 +277,9 @@ int32_t sched_outputs(struct sched *sched, const struct sched_output **out) {
     return sched->output_count;
 }
 
-const int32_t *sched_output_ids(const struct sequence *seq) { return seq->private_state->output; }
+const int32_t *sched_output_ids(const struct sequence *seq) {
+    return seq->private_state->output;
+}
 
 bool sched_idle(const struct sched *sched) {
     return sched->running.count == 0 && sched->waiting.count == 0 && sched->built == sched->completed;
@@ -299,4 +308,6 @@ void sched_stats(const struct sched *sched, struct sched_stats *out) {
     };
 }
 
-void sched_reset_prefix_cache(struct sched *sched) { kv_forget(sched->cache); }
+void sched_reset_prefix_cache(struct sched *sched) {
+    kv_forget(sched->cache);
+}

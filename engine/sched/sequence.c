@@ -3,7 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/sched/private.h"
 
-/* ---- lists -------------------------------------------------------------------------------------------------------- */
+/* ---- lists ------------------------------------------------------------------------------------------------------- */
 
 void seq_list_remove(struct seq_list *list, struct sequence_private *s) {
     if (s->prev)
@@ -51,7 +51,7 @@ void running_insert(struct sched *sched, struct sequence_private *s) {
     list_insert_after(&sched->running, before, s);
 }
 
-/* ---- slots -------------------------------------------------------------------------------------------------------- */
+/* ---- slots ------------------------------------------------------------------------------------------------------- */
 
 static void slot_release(struct sched *sched, int32_t slot, uint64_t until_step) {
     if (until_step <= sched->completed) {
@@ -70,7 +70,7 @@ void slots_complete(struct sched *sched) {
     }
 }
 
-/* ---- transitions -------------------------------------------------------------------------------------------------- */
+/* ---- transitions ------------------------------------------------------------------------------------------------- */
 
 static struct sequence_private *donor_find(const struct group *group) {
     for (int32_t i = 0; i < group->request->n; i++)
@@ -117,7 +117,8 @@ void seq_finish(struct sched *sched, struct sequence_private *s, enum finish_rea
 }
 
 /* The array starts anew once it was read. */
-void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token, bool finished) {
+void sched_output_push(struct sched *sched, struct sequence_private *s, const struct sample_result *token,
+                       bool finished) {
     if (sched->outputs_read) {
         sched->output_count = 0;
         sched->outputs_read = false;

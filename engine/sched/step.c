@@ -4,7 +4,7 @@
 #include "engine/base/check.h"
 #include "engine/sched/private.h"
 
-/* ---- building ----------------------------------------------------------------------------------------------------- */
+/* ---- building ---------------------------------------------------------------------------------------------------- */
 
 /* The mutable side of a batch while it is filled. */
 struct filling {
@@ -126,19 +126,34 @@ static const struct batch *batch_build(struct sched *sched, struct arena *arena)
     CHECK(f.tokens == sched->plan_tokens && f.rows == sched->plan_rows);
     CHECK(f.tokens <= sched->options.max_num_batched_tokens);
     *batch = (struct batch){
-        .step = step, .tokens = f.tokens, .seqs = f.seqs, .rows = f.rows,
-        .prefill_tokens = f.tokens - decode_tokens, .decode_tokens = decode_tokens,
-        .token_ids = f.token_ids, .token_slots = f.token_slots, .positions = f.positions, .slots = f.slots,
-        .q_start = f.q_start, .kv_len = f.kv_len, .logit_rows = f.logit_rows, .sampling = f.sampling,
-        .mask_row = f.mask_row, .resets = f.resets, .deltas = f.deltas, .copies = copies,
-        .reset_count = f.reset_count, .delta_count = f.delta_count, .copy_count = sched->copy_count,
+        .step = step,
+        .tokens = f.tokens,
+        .seqs = f.seqs,
+        .rows = f.rows,
+        .prefill_tokens = f.tokens - decode_tokens,
+        .decode_tokens = decode_tokens,
+        .token_ids = f.token_ids,
+        .token_slots = f.token_slots,
+        .positions = f.positions,
+        .slots = f.slots,
+        .q_start = f.q_start,
+        .kv_len = f.kv_len,
+        .logit_rows = f.logit_rows,
+        .sampling = f.sampling,
+        .mask_row = f.mask_row,
+        .resets = f.resets,
+        .deltas = f.deltas,
+        .copies = copies,
+        .reset_count = f.reset_count,
+        .delta_count = f.delta_count,
+        .copy_count = sched->copy_count,
     };
     return batch;
 }
 
 const struct batch *sched_next_batch(struct sched *sched, struct arena *arena, int64_t now_ns) {
-    CHECK_MSG(sched->built - sched->completed <= (uint64_t)sched->options.lookahead,
-              "step %llu was not completed", (unsigned long long)sched->completed + 1);
+    CHECK_MSG(sched->built - sched->completed <= (uint64_t)sched->options.lookahead, "step %llu was not completed",
+              (unsigned long long)sched->completed + 1);
     while (sched->heap_count > 0 && sched->heap[0]->request->deadline_ns <= now_ns)
         group_end(sched, sched->heap[0], FINISH_DEADLINE);
     if (sched->running.count == 0 && sched->waiting.count == 0) return NULL;
@@ -149,7 +164,7 @@ const struct batch *sched_next_batch(struct sched *sched, struct arena *arena, i
     return NULL;
 }
 
-/* ---- completing --------------------------------------------------------------------------------------------------- */
+/* ---- completing -------------------------------------------------------------------------------------------------- */
 
 static bool ids_have(const struct request *r, struct span span, int32_t id) {
     const int32_t *ids = record_at(r, span);

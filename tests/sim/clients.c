@@ -4,7 +4,7 @@
 #include "engine/base/mem.h"
 #include "tests/sim/sim.h"
 
-/* ---- truth -------------------------------------------------------------------------------------------------------- */
+/* ---- truth ------------------------------------------------------------------------------------------------------- */
 
 static bool id_in(const int32_t *ids, int32_t count, int32_t id) {
     for (int32_t i = 0; i < count; i++)
@@ -35,7 +35,7 @@ enum finish_reason truth_end(const struct sim_seq *ss, int32_t count) {
     return count >= r->output_max ? FINISH_LENGTH : FINISH_NONE;
 }
 
-/* ---- arrivals ----------------------------------------------------------------------------------------------------- */
+/* ---- arrivals ---------------------------------------------------------------------------------------------------- */
 
 /* A prompt of one of a few families, so that prefixes repeat, going its own way from some token on; or an earlier
  * conversation, carried on. */
@@ -104,11 +104,21 @@ static struct sim_request *request_draw(struct sim *sim) {
 
 static struct request *record_build(const struct sim_request *r) {
     struct request_parts parts = {
-        .head = {.flags = r->flags, .id = r->id, .deadline_ns = r->deadline_ns, .n = r->n, .max_tokens = r->max_tokens,
-                 .min_tokens = r->min_tokens, .logprobs = -1, .salt = {r->salt, 0},
+        .head = {.flags = r->flags,
+                 .id = r->id,
+                 .deadline_ns = r->deadline_ns,
+                 .n = r->n,
+                 .max_tokens = r->max_tokens,
+                 .min_tokens = r->min_tokens,
+                 .logprobs = -1,
+                 .salt = {r->salt, 0},
                  .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition_penalty = 1}},
-        .prompt = r->prompt, .prompt_count = r->prompt_count,
-        .eos_ids = r->eos, .eos_count = r->eos_count, .stop_ids = r->stop, .stop_id_count = r->stop_count};
+        .prompt = r->prompt,
+        .prompt_count = r->prompt_count,
+        .eos_ids = r->eos,
+        .eos_count = r->eos_count,
+        .stop_ids = r->stop,
+        .stop_id_count = r->stop_count};
     struct request *record = NULL;
     struct err err;
     return request_build(&parts, &record, &err) == 0 ? record : NULL;
@@ -170,7 +180,7 @@ void clients_arrive(struct sim *sim) {
     for (int32_t i = random_range(&sim->random, 1, sim->plan.burst_max); i > 0; i--) request_submit(sim);
 }
 
-/* ---- disturbances ------------------------------------------------------------------------------------------------- */
+/* ---- disturbances ------------------------------------------------------------------------------------------------ */
 
 void clients_disturb(struct sim *sim) {
     struct sim_random *rnd = &sim->random;
@@ -195,27 +205,27 @@ void clients_disturb(struct sim *sim) {
     }
 }
 
-/* ---- outputs ------------------------------------------------------------------------------------------------------ */
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
 
 static void uncollected_add(struct sim *sim, struct sim_seq *ss) {
     if (sim->uncollected_count == sim->uncollected_capacity) {
         sim->uncollected_capacity = sim->uncollected_capacity ? 2 * sim->uncollected_capacity : 64;
-        sim->uncollected =
-            mem_realloc(sim->uncollected, (size_t)sim->uncollected_capacity * sizeof(struct sim_seq *));
+        sim->uncollected = mem_realloc(sim->uncollected, (size_t)sim->uncollected_capacity * sizeof(struct sim_seq *));
     }
     sim->uncollected[sim->uncollected_count++] = ss;
 }
 
 static void seq_end(struct sim *sim, struct sim_seq *ss, struct sequence *seq) {
-    SIM_CHECK(sim, seq->state == SEQ_FINISHED && seq->output_count == ss->accepted, "ended with %d tokens, %d were reported",
-              seq->output_count, ss->accepted);
-    SIM_CHECK(sim, ss->accepted == 0 ||
-                       memcmp(sched_output_ids(seq), ss->truth, (size_t)ss->accepted * sizeof *ss->truth) == 0,
+    SIM_CHECK(sim, seq->state == SEQ_FINISHED && seq->output_count == ss->accepted,
+              "ended with %d tokens, %d were reported", seq->output_count, ss->accepted);
+    SIM_CHECK(sim,
+              ss->accepted == 0 ||
+                  memcmp(sched_output_ids(seq), ss->truth, (size_t)ss->accepted * sizeof *ss->truth) == 0,
               "request %llu sample %d: its tokens are not those of its text", (unsigned long long)ss->request->id,
               ss->sample);
     SIM_CHECK(sim, seq->preemptions <= SCHED_PREEMPTIONS_MAX, "invariant 12: preempted %d times", seq->preemptions);
-    SIM_CHECK(sim, seq->cached_count < ss->request->prompt_count, "%d cached tokens of a prompt of %d", seq->cached_count,
-              ss->request->prompt_count);
+    SIM_CHECK(sim, seq->cached_count < ss->request->prompt_count, "%d cached tokens of a prompt of %d",
+              seq->cached_count, ss->request->prompt_count);
     ss->ended = true;
     ss->seq = seq;
     uncollected_add(sim, ss);
@@ -249,12 +259,12 @@ static void output_read(struct sim *sim, const struct sched_output *out) {
     SIM_CHECK(sim, out->token || out->finished, "news that says nothing");
     if (out->token) {
         SIM_CHECK(sim, ss->accepted < ss->sampled && out->token->id == ss->truth[ss->accepted],
-                  "invariant 15: request %llu sample %d: token %d is %d, the text alone says %d", (unsigned long long)r->id,
-                  ss->sample, ss->accepted, out->token->id, ss->truth[ss->accepted]);
+                  "invariant 15: request %llu sample %d: token %d is %d, the text alone says %d",
+                  (unsigned long long)r->id, ss->sample, ss->accepted, out->token->id, ss->truth[ss->accepted]);
         ss->accepted++;
         sim->coverage->tokens++;
-        SIM_CHECK(sim, out->finished || truth_end(ss, ss->accepted) == FINISH_NONE, "request %llu sample %d goes on after its end",
-                  (unsigned long long)r->id, ss->sample);
+        SIM_CHECK(sim, out->finished || truth_end(ss, ss->accepted) == FINISH_NONE,
+                  "request %llu sample %d goes on after its end", (unsigned long long)r->id, ss->sample);
     }
     SIM_CHECK(sim, out->finished == (out->seq->finish != FINISH_NONE) || out->token, "finish reason");
     if (out->finished) {
@@ -278,7 +288,8 @@ static void live_sweep(struct sim *sim) {
     for (int32_t i = 0; i < sim->live_count; i++) {
         struct sim_request *r = sim->live[i];
         if (request_over(r)) continue;
-        SIM_CHECK(sim, !r->cancelled && !r->shut_down, "request %llu was cancelled and lives", (unsigned long long)r->id);
+        SIM_CHECK(sim, !r->cancelled && !r->shut_down, "request %llu was cancelled and lives",
+                  (unsigned long long)r->id);
         sim->live[kept++] = r;
     }
     sim->live_count = kept;

@@ -38,7 +38,8 @@ void device_close(struct sim *sim) {
     }
 }
 
-/* ---- launch: is the batch what it should be? ---------------------------------------------------------------------- */
+/* ---- launch: is the batch what it should be? ----------------------------------------------------------------------
+ */
 
 /* Whose slot is it? The scheduler's own word, which the content of the step then proves. */
 static struct sim_seq *slot_owner(struct sim *sim, int32_t slot) {
@@ -61,15 +62,17 @@ static void launch_reset(struct sim *sim, const struct batch *b, const struct sl
               (unsigned long long)d->slot_step[reset->slot]);
     struct sim_seq *ss = slot_owner(sim, reset->slot);
     struct sim_request *r = ss->request;
-    SIM_CHECK(sim, reset->prompt_count == r->prompt_count && reset->output_count == ss->accepted &&
-                       ss->accepted == ss->sampled,
+    SIM_CHECK(sim,
+              reset->prompt_count == r->prompt_count && reset->output_count == ss->accepted &&
+                  ss->accepted == ss->sampled,
               "reset of slot %d for request %llu: %d + %d tokens, not %d + %d", reset->slot, (unsigned long long)r->id,
               reset->prompt_count, reset->output_count, r->prompt_count, ss->accepted);
-    SIM_CHECK(sim, !ss->ended, "request %llu sample %d has ended and runs again", (unsigned long long)r->id, ss->sample);
+    SIM_CHECK(sim, !ss->ended, "request %llu sample %d has ended and runs again", (unsigned long long)r->id,
+              ss->sample);
     if (!ss->started)
         for (int32_t i = 0; i < sim->live_count && sim->live[i]->id < r->id; i++)
-            SIM_CHECK(sim, sim->live[i]->started, "request %llu starts before the older %llu", (unsigned long long)r->id,
-                      (unsigned long long)sim->live[i]->id);
+            SIM_CHECK(sim, sim->live[i]->started, "request %llu starts before the older %llu",
+                      (unsigned long long)r->id, (unsigned long long)sim->live[i]->id);
     (void)b;
     d->slot_seq[reset->slot] = ss;
     ss->started = r->started = true;
@@ -87,11 +90,13 @@ static void launch_row(struct sim *sim, const struct batch *b, int32_t row, int3
     const struct sample_row *sampling = &b->sampling[row];
     int32_t banned[2 * SIM_STOPS_MAX], banned_count = 0;
     SIM_CHECK(sim, row < b->rows && b->logit_rows[row] == b->q_start[i + 1] - 1, "row %d samples another token", row);
-    SIM_CHECK(sim, sampling->slot == b->slots[i] && sampling->sample_index == ss->sample &&
-                       sampling->position == b->kv_len[i],
+    SIM_CHECK(sim,
+              sampling->slot == b->slots[i] && sampling->sample_index == ss->sample &&
+                  sampling->position == b->kv_len[i],
               "row %d: slot %d sample %d position %d", row, sampling->slot, sampling->sample_index, sampling->position);
     if (ss->sampled < r->min_tokens) {
-        for (int32_t e = 0; e < r->eos_count && !(r->flags & REQUEST_IGNORE_EOS); e++) banned[banned_count++] = r->eos[e];
+        for (int32_t e = 0; e < r->eos_count && !(r->flags & REQUEST_IGNORE_EOS); e++)
+            banned[banned_count++] = r->eos[e];
         for (int32_t e = 0; e < r->stop_count; e++) banned[banned_count++] = r->stop[e];
     }
     SIM_CHECK(sim, ids_equal(sampling->banned, sampling->banned_count, banned, banned_count),
@@ -134,7 +139,8 @@ static void launch_seq(struct sim *sim, struct sim_flight *f, int32_t i, int32_t
     SIM_CHECK(sim, start >= 0 && start < known && end <= known, "tokens %d to %d of %d", start, end, known);
     for (int32_t t = 0; t < count; t++) {
         SIM_CHECK(sim, b->positions[b->q_start[i] + t] == start + t, "position %d", b->positions[b->q_start[i] + t]);
-        SIM_CHECK(sim, b->token_slots[b->q_start[i] + t] == slot, "token of slot %d", b->token_slots[b->q_start[i] + t]);
+        SIM_CHECK(sim, b->token_slots[b->q_start[i] + t] == slot, "token of slot %d",
+                  b->token_slots[b->q_start[i] + t]);
     }
     ss->kv_end = end;
     for (struct sequence_private *s = sim->sched->running.first; s; s = s->next)
@@ -147,8 +153,8 @@ void device_launch(struct sim *sim, struct sim_flight *f) {
     const struct sched_options *o = &sim->plan.options;
     struct sim_device *d = &sim->device;
     int32_t row = 0;
-    SIM_CHECK(sim, b->tokens >= 1 && b->tokens <= o->max_num_batched_tokens, "invariant 10: %d tokens, the budget is %d",
-              b->tokens, o->max_num_batched_tokens);
+    SIM_CHECK(sim, b->tokens >= 1 && b->tokens <= o->max_num_batched_tokens,
+              "invariant 10: %d tokens, the budget is %d", b->tokens, o->max_num_batched_tokens);
     SIM_CHECK(sim, b->seqs >= 1 && b->seqs <= o->max_num_seqs && b->q_start[0] == 0 && b->q_start[b->seqs] == b->tokens,
               "%d sequences", b->seqs);
     SIM_CHECK(sim, b->prefill_tokens + b->decode_tokens == b->tokens && b->prefill_tokens >= 0, "token counts");
@@ -156,7 +162,8 @@ void device_launch(struct sim *sim, struct sim_flight *f) {
     for (int32_t i = 0; i < b->copy_count; i++) {
         int32_t src = b->copies[i].src, dst = b->copies[i].dst;
         SIM_CHECK(sim, src > 0 && src < o->pages_total && dst > 0 && dst < o->pages_total && src != dst, "copy");
-        SIM_CHECK(sim, d->page_step[dst] <= sim->sched->completed, "invariant 6: page %d is overwritten by a copy", dst);
+        SIM_CHECK(sim, d->page_step[dst] <= sim->sched->completed, "invariant 6: page %d is overwritten by a copy",
+                  dst);
         d->page_step[src] = b->step; /* read, in order with what its owner writes */
         sim->coverage->copies++;
     }
@@ -164,7 +171,7 @@ void device_launch(struct sim *sim, struct sim_flight *f) {
     SIM_CHECK(sim, row == b->rows, "%d rows are sampled, %d should be", b->rows, row);
 }
 
-/* ---- execution ---------------------------------------------------------------------------------------------------- */
+/* ---- execution --------------------------------------------------------------------------------------------------- */
 
 static void execute_tables(struct sim *sim, const struct batch *b) {
     struct sim_device *d = &sim->device;
@@ -174,14 +181,16 @@ static void execute_tables(struct sim *sim, const struct batch *b) {
         struct sim_seq *ss = d->slot_seq[reset->slot];
         memset(d->rows + (int64_t)reset->slot * d->max_pages, 0xff, (size_t)d->max_pages * sizeof *d->rows);
         d->last_token[reset->slot] = -1;
-        SIM_CHECK(sim, memcmp(reset->prompt, ss->request->prompt, (size_t)reset->prompt_count * sizeof(int32_t)) == 0 &&
-                           ids_equal(reset->output, reset->output_count, ss->truth, reset->output_count),
+        SIM_CHECK(sim,
+                  memcmp(reset->prompt, ss->request->prompt, (size_t)reset->prompt_count * sizeof(int32_t)) == 0 &&
+                      ids_equal(reset->output, reset->output_count, ss->truth, reset->output_count),
                   "the reset of slot %d names other tokens", reset->slot);
     }
     for (int32_t i = 0; i < b->delta_count; i++) {
         const struct page_delta *delta = &b->deltas[i];
-        SIM_CHECK(sim, delta->slot >= 0 && delta->slot < sim->plan.options.max_num_seqs && delta->index >= 0 &&
-                           delta->index < d->max_pages && delta->page > 0 && delta->page < sim->plan.options.pages_total,
+        SIM_CHECK(sim,
+                  delta->slot >= 0 && delta->slot < sim->plan.options.max_num_seqs && delta->index >= 0 &&
+                      delta->index < d->max_pages && delta->page > 0 && delta->page < sim->plan.options.pages_total,
                   "table entry %d of slot %d: page %d", delta->index, delta->slot, delta->page);
         int32_t *entry = &d->rows[(int64_t)delta->slot * d->max_pages + delta->index];
         if (*entry >= 0 && *entry != delta->page) sim->coverage->takeovers++;
@@ -233,7 +242,8 @@ static void execute_seq(struct sim *sim, struct sim_flight *f, int32_t i, int32_
     uint64_t text = start > 0 ? ss->chain[start - 1] : 0;
     if (random_chance(&sim->random, sim->plan.nans)) poison = ss->poisoned = true;
     for (int32_t p = start; p < end; p++) {
-        int32_t want = p < ss->request->prompt_count ? ss->request->prompt[p] : ss->truth[p - ss->request->prompt_count];
+        int32_t want =
+            p < ss->request->prompt_count ? ss->request->prompt[p] : ss->truth[p - ss->request->prompt_count];
         id = b->token_ids[b->q_start[i] + p - start];
         if (id < 0) id = sim->device.last_token[slot];
         SIM_CHECK(sim, id == want || ss->poisoned, "request %llu sample %d: token %d is %d, not %d",

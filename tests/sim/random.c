@@ -27,7 +27,9 @@ int32_t random_range(struct sim_random *r, int32_t min, int32_t max) {
     return min + (int32_t)((random_next(r) >> 32) * (uint64_t)(max - min + 1) >> 32);
 }
 
-bool random_chance(struct sim_random *r, int32_t per_mille) { return random_range(r, 0, 999) < per_mille; }
+bool random_chance(struct sim_random *r, int32_t per_mille) {
+    return random_range(r, 0, 999) < per_mille;
+}
 
 uint64_t hash_mix(uint64_t a, uint64_t b) {
     uint64_t z = (a ^ (b * 0xff51afd7ed558ccdu)) + 0x9e3779b97f4a7c15u;

@@ -1,9 +1,9 @@
 /* sim.h: the seeded simulator of scheduler and page cache.
  *
  * One seed decides everything: options, arrivals, lengths, cancels, deadlines, faults. Time is virtual. The device is a
- * table of pages whose "KV" is, for each token, a hash of the whole text up to it, computed from what the page table says
- * stands before it; the next token is a function of that hash. So a stale page, a wrong table entry, a page shared by
- * mistake or given away too early shows as a wrong value at the step that reads it. After every step the numbered
+ * table of pages whose "KV" is, for each token, a hash of the whole text up to it, computed from what the page table
+ * says stands before it; the next token is a function of that hash. So a stale page, a wrong table entry, a page shared
+ * by mistake or given away too early shows as a wrong value at the step that reads it. After every step the numbered
  * invariants of sched.c are checked; at the end everything must finish within a bound.
  *
  * Included as source by the programs that use it (tests/tools/sim.c, tests/unit/test_sim.c). */
@@ -17,11 +17,11 @@
 #include "engine/base/arena.h"
 #include "engine/sched/private.h"
 
-#define SIM_FLIGHTS    2
-#define SIM_POISON     UINT64_C(0xdeadbeefdeadbeef)
-#define SIM_STOPS_MAX  3
+#define SIM_FLIGHTS   2
+#define SIM_POISON    UINT64_C(0xdeadbeefdeadbeef)
+#define SIM_STOPS_MAX 3
 
-/* ---- random ------------------------------------------------------------------------------------------------------- */
+/* ---- random ------------------------------------------------------------------------------------------------------ */
 
 struct sim_random {
     uint64_t s[4];
@@ -32,16 +32,17 @@ int32_t random_range(struct sim_random *r, int32_t min, int32_t max); /* both in
 bool random_chance(struct sim_random *r, int32_t per_mille);
 uint64_t hash_mix(uint64_t a, uint64_t b);
 
-/* ---- what is simulated -------------------------------------------------------------------------------------------- */
+/* ---- what is simulated ------------------------------------------------------------------------------------------- */
 
 /* What a run is made of; drawn from the seed so that runs differ in kind (swarm testing). Chances are per mille. */
 struct sim_plan {
     struct sched_options options;
     int32_t arrivals, burst_max, prompt_max, output_max, samples_max, samples, families, strays, salts;
-    int32_t cancels, deadlines, stops, min_tokens, ignore_eos, no_cache, nans, stop_strings, forgets, shutdowns, late_collects;
+    int32_t cancels, deadlines, stops, min_tokens, ignore_eos, no_cache, nans, stop_strings, forgets, shutdowns,
+        late_collects;
     int32_t disturbances; /* between launch and completion, and between completion and reading */
-    bool late_execution; /* a batch runs when it completes, not when it is built */
-    bool forgetful;      /* the index is forgotten now and then; then samples keep to salts of their own */
+    bool late_execution;  /* a batch runs when it completes, not when it is built */
+    bool forgetful;       /* the index is forgotten now and then; then samples keep to salts of their own */
 };
 
 struct sim_request;
@@ -69,7 +70,7 @@ struct sim_request {
     uint64_t salt;
     int64_t deadline_ns;
     bool cancelled, shut_down, started;
-    struct sim_seq *seqs; /* [n] */
+    struct sim_seq *seqs;     /* [n] */
     struct sim_request *next; /* all of the run */
 };
 
@@ -83,18 +84,18 @@ struct sim_flight {
 /* What a device would hold. */
 struct sim_device {
     int32_t max_pages;
-    int32_t *rows;        /* [slots, max_pages] page table, -1: never set */
-    int32_t *last_token;  /* [slots] */
-    uint64_t *content;    /* [pages_total, page_size] */
-    struct sim_seq **slot_seq;   /* [slots] owner */
-    uint64_t *slot_step;         /* [slots] last step that names it */
-    struct sim_seq **page_seq;   /* [pages_total] who touched it last */
-    uint64_t *page_step;         /* [pages_total] in which step */
+    int32_t *rows;             /* [slots, max_pages] page table, -1: never set */
+    int32_t *last_token;       /* [slots] */
+    uint64_t *content;         /* [pages_total, page_size] */
+    struct sim_seq **slot_seq; /* [slots] owner */
+    uint64_t *slot_step;       /* [slots] last step that names it */
+    struct sim_seq **page_seq; /* [pages_total] who touched it last */
+    uint64_t *page_step;       /* [pages_total] in which step */
 };
 
 struct sim_coverage {
-    uint64_t seeds, steps, requests, tokens, hit_tokens, preemptions, copies, takeovers, evictions, cancels, deadlines, faults,
-        stalls, refused_size, refused_queue, stops, lengths, shutdowns, forgets, ended_by_engine;
+    uint64_t seeds, steps, requests, tokens, hit_tokens, preemptions, copies, takeovers, evictions, cancels, deadlines,
+        faults, stalls, refused_size, refused_queue, stops, lengths, shutdowns, forgets, ended_by_engine;
 };
 
 struct sim {
@@ -109,10 +110,10 @@ struct sim {
     uint64_t turn, steps;
     int64_t now_ns;
     uint64_t next_id, index_epoch;
-    struct sim_request *requests;   /* all, newest first */
-    struct sim_request **live;      /* [live_capacity] not all ended, in order of arrival */
+    struct sim_request *requests; /* all, newest first */
+    struct sim_request **live;    /* [live_capacity] not all ended, in order of arrival */
     int32_t live_count, live_capacity;
-    struct sim_seq **uncollected;   /* ended, kept a while */
+    struct sim_seq **uncollected; /* ended, kept a while */
     int32_t uncollected_count, uncollected_capacity;
     struct sim_coverage *coverage;
     jmp_buf fault;

@@ -25,7 +25,8 @@ static void on_signal(int signal_number) {
     char line[200];
     const struct sim *sim = sim_current;
     if (sim) {
-        int n = snprintf(line, sizeof line, "sim: seed %llu step %llu (%llu in all): ended by signal %d\n"
+        int n = snprintf(line, sizeof line,
+                         "sim: seed %llu step %llu (%llu in all): ended by signal %d\n"
                          "replay: sim --seed %llu --steps %llu --verbose\n",
                          (unsigned long long)sim->seed, (unsigned long long)sim->steps,
                          (unsigned long long)sim->coverage->steps, signal_number, (unsigned long long)sim->seed,
@@ -35,7 +36,7 @@ static void on_signal(int signal_number) {
     signal(signal_number, SIG_DFL);
 }
 
-/* ---- plan --------------------------------------------------------------------------------------------------------- */
+/* ---- plan -------------------------------------------------------------------------------------------------------- */
 
 static int32_t feature(struct sim_random *r, int32_t percent, int32_t per_mille_max) {
     return random_range(r, 0, 99) < percent ? random_range(r, 1, per_mille_max) : 0;
@@ -78,7 +79,8 @@ void plan_draw(struct sim *sim) {
     static const int32_t page_sizes[] = {1, 2, 3, 4, 5, 8, 16};
     struct sim_random *r = &sim->random;
     struct sim_plan *p = &sim->plan;
-    int32_t page_size = page_sizes[random_range(r, 0, 6)], length = random_range(r, 4, random_chance(r, 300) ? 200 : 60);
+    int32_t page_size = page_sizes[random_range(r, 0, 6)],
+            length = random_range(r, 4, random_chance(r, 300) ? 200 : 60);
     int32_t full = i32_ceil_div(length, page_size), seqs = random_range(r, 1, 12);
     p->options = (struct sched_options){
         .max_num_seqs = seqs,
@@ -121,7 +123,7 @@ void plan_draw(struct sim *sim) {
     if (theme == 1) theme_storm(r, p);
 }
 
-/* ---- steps -------------------------------------------------------------------------------------------------------- */
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static void audit(struct sim *sim) {
     struct err err = {0};
@@ -158,9 +160,11 @@ static void progress_check(struct sim *sim, const struct batch *b) {
     if (!head || sched->stalled || sched->free_slot_count == 0 || b->tokens >= o->max_num_batched_tokens) return;
     if (head->last_step > sched->completed || (head->group->running > 0 && !head->group->donor)) return;
     int32_t known = head->pub.prompt_count + head->pub.output_count;
-    int32_t pages = head->pub.preemptions >= SCHED_PREEMPTIONS_MAX ? head->group->pages_max : i32_ceil_div(known, o->page_size);
+    int32_t pages =
+        head->pub.preemptions >= SCHED_PREEMPTIONS_MAX ? head->group->pages_max : i32_ceil_div(known, o->page_size);
     SIM_CHECK(sim, kv_available(sched->cache) < pages + (o->pages_total - 1) / 100,
-              "the head of the queue was left waiting with %d pages there and %d needed", kv_available(sched->cache), pages);
+              "the head of the queue was left waiting with %d pages there and %d needed", kv_available(sched->cache),
+              pages);
 }
 
 static bool build_one(struct sim *sim) {
@@ -200,7 +204,7 @@ static void turn(struct sim *sim) {
         complete_oldest(sim);
 }
 
-/* ---- a run -------------------------------------------------------------------------------------------------------- */
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
 
 /* No step computes nothing, and nobody is computed more often than preemption allows: so many steps suffice. */
 static int64_t steps_bound(const struct sim *sim) {
@@ -267,7 +271,8 @@ bool sim_run(uint64_t seed, uint64_t steps, struct sim_coverage *coverage, char 
         run(sim, steps);
     } else {
         sound = false;
-        snprintf(text, text_bytes, "sim: seed %llu step %llu (%llu in all): %s\nreplay: sim --seed %llu --steps %llu --verbose",
+        snprintf(text, text_bytes,
+                 "sim: seed %llu step %llu (%llu in all): %s\nreplay: sim --seed %llu --steps %llu --verbose",
                  (unsigned long long)seed, (unsigned long long)sim->steps, (unsigned long long)coverage->steps,
                  sim->fault_text, (unsigned long long)seed, (unsigned long long)steps);
     }

@@ -20,9 +20,9 @@ struct selection {
 };
 
 static void coverage_print(const struct sim_coverage *c, double seconds) {
-    printf("sim: %llu steps, %llu seeds, %llu requests, %llu tokens in %.1f s (%.0f steps/s)\n", (unsigned long long)c->steps,
-           (unsigned long long)c->seeds, (unsigned long long)c->requests, (unsigned long long)c->tokens, seconds,
-           (double)c->steps / (seconds > 0 ? seconds : 1));
+    printf("sim: %llu steps, %llu seeds, %llu requests, %llu tokens in %.1f s (%.0f steps/s)\n",
+           (unsigned long long)c->steps, (unsigned long long)c->seeds, (unsigned long long)c->requests,
+           (unsigned long long)c->tokens, seconds, (double)c->steps / (seconds > 0 ? seconds : 1));
     printf("sim: hit_tokens=%llu preemptions=%llu stalls=%llu copies=%llu takeovers=%llu evictions=%llu forgets=%llu\n",
            (unsigned long long)c->hit_tokens, (unsigned long long)c->preemptions, (unsigned long long)c->stalls,
            (unsigned long long)c->copies, (unsigned long long)c->takeovers, (unsigned long long)c->evictions,
@@ -43,9 +43,9 @@ static void plan_print(uint64_t seed) {
     const struct sched_options *o = &p->options;
     printf("seed %llu: seqs=%d budget=%d queue=%d model_len=%d page=%d pages=%d threshold=%d lookahead=%d caching=%d "
            "arrivals=%d prompt<=%d output<=%d samples<=%d late=%d forgetful=%d\n",
-           (unsigned long long)seed, o->max_num_seqs, o->max_num_batched_tokens, o->max_queued_requests, o->max_model_len,
-           o->page_size, o->pages_total, o->long_prefill_threshold, o->lookahead, o->prefix_caching, p->arrivals,
-           p->prompt_max, p->output_max, p->samples_max, p->late_execution, p->forgetful);
+           (unsigned long long)seed, o->max_num_seqs, o->max_num_batched_tokens, o->max_queued_requests,
+           o->max_model_len, o->page_size, o->pages_total, o->long_prefill_threshold, o->lookahead, o->prefix_caching,
+           p->arrivals, p->prompt_max, p->output_max, p->samples_max, p->late_execution, p->forgetful);
 }
 
 static int run_all(const struct selection *s) {
@@ -63,7 +63,7 @@ static int run_all(const struct selection *s) {
     return 0;
 }
 
-/* ---- bench -------------------------------------------------------------------------------------------------------- */
+/* ---- bench ------------------------------------------------------------------------------------------------------- */
 
 #define BENCH_STEPS 2000
 
@@ -74,10 +74,16 @@ static int time_order(const void *a, const void *b) {
 
 static struct request *bench_request(uint64_t id) {
     int32_t prompt[128];
-    struct request_parts parts = {.head = {.id = id, .n = 1, .max_tokens = BENCH_STEPS + 500, .logprobs = -1,
-                                           .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1,
-                                                        .repetition_penalty = 1}},
-                                  .prompt = prompt, .prompt_count = 128, .eos_ids = (const int32_t[]){2}, .eos_count = 1};
+    struct request_parts parts = {
+        .head = {.id = id,
+                 .n = 1,
+                 .max_tokens = BENCH_STEPS + 500,
+                 .logprobs = -1,
+                 .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition_penalty = 1}},
+        .prompt = prompt,
+        .prompt_count = 128,
+        .eos_ids = (const int32_t[]){2},
+        .eos_count = 1};
     struct request *r = NULL;
     struct err err;
     for (int32_t i = 0; i < 128; i++) prompt[i] = (int32_t)(id * 131 + (uint64_t)i) % 30000;
@@ -101,9 +107,15 @@ static int64_t bench_step(struct sched *sched, struct arena *arena, struct sampl
 }
 
 static int bench_one(int32_t seqs) {
-    struct sched_options o = {.max_num_seqs = seqs, .max_num_batched_tokens = 512 > seqs ? 512 : seqs,
-                              .max_queued_requests = seqs, .max_model_len = 8192, .page_size = 64,
-                              .pages_total = seqs * 48 + 1, .vocab = 50000, .prefix_caching = true, .hash_key = {1, 2}};
+    struct sched_options o = {.max_num_seqs = seqs,
+                              .max_num_batched_tokens = 512 > seqs ? 512 : seqs,
+                              .max_queued_requests = seqs,
+                              .max_model_len = 8192,
+                              .page_size = 64,
+                              .pages_total = seqs * 48 + 1,
+                              .vocab = 50000,
+                              .prefix_caching = true,
+                              .hash_key = {1, 2}};
     struct sched *sched = NULL;
     struct err err = {0};
     struct arena arena;
@@ -132,7 +144,7 @@ static int bench(void) {
     return 0;
 }
 
-/* ---- command line ------------------------------------------------------------------------------------------------- */
+/* ---- command line ------------------------------------------------------------------------------------------------ */
 
 static bool number_read(const char *text, uint64_t *out) {
     char *end = NULL;

@@ -186,8 +186,8 @@ static void a_shared_page_waits_for_the_last_reader(void **state) {
     assert_true(kv_reserve(cache, a, 0, 2, 0));
     assert_true(kv_fork(cache, a, b, 2, 3, 0));
     expect_sound(cache, (const struct kv_table *const[]){a, b}, 2);
-    kv_release(cache, a, 9); /* still read by step 9 */
-    kv_release(cache, b, 0); /* its last holder goes, idle since long */
+    kv_release(cache, a, 9);      /* still read by step 9 */
+    kv_release(cache, b, 0);      /* its last holder goes, idle since long */
     expect_pages(cache, 2, 0, 2); /* its own page is free at once */
     kv_complete(cache, 8);
     assert_int_equal(kv_available(cache), 2);

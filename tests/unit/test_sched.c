@@ -1,5 +1,5 @@
-/* test_sched.c: plain cases of the scheduler, most of them failures that other servers had. Tokens come from a fixed rule
- * (100 + position), so that a case can name the one that stops it. The simulator does the rest. */
+/* test_sched.c: plain cases of the scheduler, most of them failures that other servers had. Tokens come from a fixed
+ * rule (100 + position), so that a case can name the one that stops it. The simulator does the rest. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "engine/base/mem.h"
 #include "engine/sched/sched.h"
 
-#define VOCAB    1000
+#define VOCAB         1000
 #define STEPS_AT_ONCE 2
 
 struct world {
@@ -32,9 +32,15 @@ struct world {
 };
 
 static struct sched_options options_small(void) {
-    return (struct sched_options){.max_num_seqs = 4, .max_num_batched_tokens = 16, .max_queued_requests = 8,
-                                  .max_model_len = 64, .page_size = 4, .pages_total = 33, .vocab = VOCAB,
-                                  .prefix_caching = true, .hash_key = {3, 4}};
+    return (struct sched_options){.max_num_seqs = 4,
+                                  .max_num_batched_tokens = 16,
+                                  .max_queued_requests = 8,
+                                  .max_model_len = 64,
+                                  .page_size = 4,
+                                  .pages_total = 33,
+                                  .vocab = VOCAB,
+                                  .prefix_caching = true,
+                                  .hash_key = {3, 4}};
 }
 
 static void world_open(struct world *w, const struct sched_options *options) {
@@ -69,15 +75,23 @@ struct ask {
 
 static struct request *ask_build(struct world *w, struct ask a) {
     static int32_t prompt[256];
-    struct request_parts parts = {.prompt = prompt, .prompt_count = a.prompt,
-                                  .eos_ids = &a.eos, .eos_count = a.eos != 0, .stop_ids = &a.stop,
+    struct request_parts parts = {.prompt = prompt,
+                                  .prompt_count = a.prompt,
+                                  .eos_ids = &a.eos,
+                                  .eos_count = a.eos != 0,
+                                  .stop_ids = &a.stop,
                                   .stop_id_count = a.stop != 0};
     struct request *r = NULL;
     struct err err = {0};
     for (int32_t i = 0; i < a.prompt; i++) prompt[i] = (a.first_id ? a.first_id : 1) + i;
-    parts.head = (struct request){.flags = a.flags, .id = w->next_id++, .deadline_ns = a.deadline_ns,
-                                  .n = a.n ? a.n : 1, .max_tokens = a.max_tokens, .min_tokens = a.min_tokens,
-                                  .logprobs = -1, .salt = {a.salt, 0},
+    parts.head = (struct request){.flags = a.flags,
+                                  .id = w->next_id++,
+                                  .deadline_ns = a.deadline_ns,
+                                  .n = a.n ? a.n : 1,
+                                  .max_tokens = a.max_tokens,
+                                  .min_tokens = a.min_tokens,
+                                  .logprobs = -1,
+                                  .salt = {a.salt, 0},
                                   .sampling = {.temperature = 0, .top_p = 1, .typical_p = 1, .repetition_penalty = 1}};
     if (request_build(&parts, &r, &err) != 0 || request_check(r, r->bytes, VOCAB, &err) != 0) fail_msg("%s", err.text);
     return r;
@@ -116,7 +130,8 @@ static void complete_oldest(struct world *w) {
     const struct batch *b = w->batches[0];
     struct sample_result *results = w->results[b->step % STEPS_AT_ONCE];
     for (int32_t r = 0; r < b->rows; r++)
-        results[r] = (struct sample_result){.id = b->sampling[r].slot == w->nan_slot ? -1 : 100 + b->sampling[r].position};
+        results[r] =
+            (struct sample_result){.id = b->sampling[r].slot == w->nan_slot ? -1 : 100 + b->sampling[r].position};
     w->batches[0] = w->batches[1];
     w->in_flight--;
     sched_complete(w->sched, b, results, w->now_ns);
@@ -124,7 +139,8 @@ static void complete_oldest(struct world *w) {
     world_audit(w);
 }
 
-/* Builds a step, and completes one when as many as allowed are under way. Returns the batch, NULL when none was built. */
+/* Builds a step, and completes one when as many as allowed are under way. Returns the batch, NULL when none was built.
+ */
 static const struct batch *turn(struct world *w) {
     struct arena *arena = &w->arenas[w->turn++ % STEPS_AT_ONCE];
     arena_reset(arena);
@@ -153,7 +169,7 @@ static void expect_all_pages_back(struct world *w) {
     assert_int_equal(s.running + s.waiting, 0);
 }
 
-/* ---- the door ----------------------------------------------------------------------------------------------------- */
+/* ---- the door ---------------------------------------------------------------------------------------------------- */
 
 static void refuses_what_never_fits(void **state) {
     struct world w;
@@ -195,7 +211,7 @@ static void the_queue_is_bounded(void **state) {
     world_close(&w);
 }
 
-/* ---- steps -------------------------------------------------------------------------------------------------------- */
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static void decodes_go_first_and_the_budget_holds(void **state) {
     struct world w;
@@ -318,7 +334,7 @@ static void the_slot_is_reset_for_its_owner(void **state) {
     world_close(&w);
 }
 
-/* ---- ends --------------------------------------------------------------------------------------------------------- */
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
 
 static void stops_for_the_right_reason(void **state) {
     struct world w;
@@ -488,7 +504,7 @@ static void one_ahead_drops_the_late_token(void **state) {
     world_close(&w);
 }
 
-/* ---- too few pages ------------------------------------------------------------------------------------------------ */
+/* ---- too few pages ----------------------------------------------------------------------------------------------- */
 
 /* Two requests that each hold pages and wait for one more (4 + 1 and 3 + 1 in 7 pages). */
 static void hold_and_wait_ends(void **state) {
@@ -520,7 +536,8 @@ static void preempted_requests_go_on_where_they_were(void **state) {
         o.lookahead = lookahead;
         world_open(&w, &o);
         for (int i = 0; i < 30; i++)
-            assert_int_not_equal(submit(&w, (struct ask){.prompt = 6, .max_tokens = 20, .first_id = 1 + 20 * i}, &err), 0);
+            assert_int_not_equal(submit(&w, (struct ask){.prompt = 6, .max_tokens = 20, .first_id = 1 + 20 * i}, &err),
+                                 0);
         run_to_end(&w, 3000);
         sched_stats(w.sched, &s);
         assert_true(s.preemptions > 0);
