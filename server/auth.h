@@ -1,5 +1,5 @@
-/* auth.h: who may ask. Holds digests of the keys, never the keys; compares against all of them in constant time. Filled at
- * start, immutable afterwards; any thread. */
+/* auth.h: who may ask. Holds digests of the keys, never the keys; compares against all of them in constant time. Filled
+ * at start, immutable afterwards; any thread. */
 #ifndef QUIRE_SERVER_AUTH_H
 #define QUIRE_SERVER_AUTH_H
 

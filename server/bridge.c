@@ -11,11 +11,15 @@ void bridge_deliver(struct bridge *bridge) {
     pthread_mutex_unlock(&bridge->mutex);
     bridge->taken = full;
     if (full.bytes) api_on_events(bridge->app, full.data, full.bytes);
-    if (bridge->taken.capacity > BRIDGE_KEEP_BYTES) buf_deinit(&bridge->taken);
-    else buf_clear(&bridge->taken);
+    if (bridge->taken.capacity > BRIDGE_KEEP_BYTES)
+        buf_deinit(&bridge->taken);
+    else
+        buf_clear(&bridge->taken);
 }
 
-static void on_async(uv_async_t *async) { bridge_deliver(async->data); }
+static void on_async(uv_async_t *async) {
+    bridge_deliver(async->data);
+}
 
 int bridge_init(struct bridge *bridge, struct app *app) {
     *bridge = (struct bridge){.app = app};
@@ -34,7 +38,9 @@ void bridge_events(void *user, const void *records, size_t bytes) {
     uv_async_send(&bridge->async);
 }
 
-void bridge_close(struct bridge *bridge) { uv_close((uv_handle_t *)&bridge->async, NULL); }
+void bridge_close(struct bridge *bridge) {
+    uv_close((uv_handle_t *)&bridge->async, NULL);
+}
 
 void bridge_deinit(struct bridge *bridge) {
     pthread_mutex_destroy(&bridge->mutex);

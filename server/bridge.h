@@ -1,5 +1,5 @@
-/* bridge.h: event records from the engine's thread to the loop thread. The engine's callback copies them behind what waits
- * and wakes the loop; the loop takes all at once. One bridge an engine. */
+/* bridge.h: event records from the engine's thread to the loop thread. The engine's callback copies them behind what
+ * waits and wakes the loop; the loop takes all at once. One bridge an engine. */
 #ifndef QUIRE_SERVER_BRIDGE_H
 #define QUIRE_SERVER_BRIDGE_H
 

@@ -1,5 +1,5 @@
-/* `quire serve`: signals, then the port, then the model off the loop, then requests; the way down in the order that leaves
- * nobody with half an answer. */
+/* `quire serve`: signals, then the port, then the model off the loop, then requests; the way down in the order that
+ * leaves nobody with half an answer. */
 #include "server/cmd_serve.h"
 
 #include <signal.h>
@@ -16,11 +16,11 @@
 #include "server/api.h"
 #include "server/serve.h"
 
-#define DRAIN_TICK_MS     20
-#define DRAIN_GRACE_NS    (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
-#define DRAIN_READ_NS     (NS_PER_SECOND / 4) /* for clients to read what is written and close */
-#define SILENT_SECONDS    30                  /* without a heartbeat the engine is taken for dead */
-#define FILES_BESIDE      128                 /* open files that are no connections, and those told 503 */
+#define DRAIN_TICK_MS  20
+#define DRAIN_GRACE_NS (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
+#define DRAIN_READ_NS  (NS_PER_SECOND / 4) /* for clients to read what is written and close */
+#define SILENT_SECONDS 30                  /* without a heartbeat the engine is taken for dead */
+#define FILES_BESIDE   128                 /* open files that are no connections, and those told 503 */
 
 static int say(const struct err *err) {
     fprintf(stderr, "quire: %s\n", err->text);
@@ -45,9 +45,12 @@ static void on_drain_tick(uv_timer_t *timer) {
     if (!idle && !late) return;
     http_server_stop(serve->app.http);
     bool written = http_server_unfinished(serve->app.http) == 0;
-    if (!written) serve->written_ns = 0;
-    else if (!serve->written_ns) serve->written_ns = now_ns;
-    bool read = http_server_connections(serve->app.http) == 0 || (written && now_ns - serve->written_ns > DRAIN_READ_NS);
+    if (!written)
+        serve->written_ns = 0;
+    else if (!serve->written_ns)
+        serve->written_ns = now_ns;
+    bool read =
+        http_server_connections(serve->app.http) == 0 || (written && now_ns - serve->written_ns > DRAIN_READ_NS);
     if (!read && !late) return;
     log_info("stopped", "requests_cut=%d", api_running(&serve->app));
     loop_stop(serve, SERVE_EXIT_OK);
@@ -88,22 +91,24 @@ static void rates_log(struct serve *serve, const struct engine_stats *stats, int
     *last = (struct serve_rates){now_ns, stats->prompt_tokens, stats->generation_tokens};
     if (prompt + generation == 0 && stats->running + stats->waiting == 0) return;
     log_info("throughput",
-             "prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f running=%d waiting=%d kv_usage=%.3f prefix_hit_rate=%.3f "
+             "prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f running=%d waiting=%d kv_usage=%.3f "
+             "prefix_hit_rate=%.3f "
              "preemptions=%llu connections=%d",
              (double)prompt / seconds, (double)generation / seconds, stats->running, stats->waiting,
              stats->pages_total > 0 ? (double)stats->pages_held / stats->pages_total : 0.0,
-             stats->prefix_queried_tokens ? (double)stats->prefix_hit_tokens / (double)stats->prefix_queried_tokens : 0.0,
+             stats->prefix_queried_tokens ? (double)stats->prefix_hit_tokens / (double)stats->prefix_queried_tokens
+                                          : 0.0,
              (unsigned long long)stats->preemptions, http_server_connections(serve->app.http));
 }
 
-/* Counts seconds that this loop ran and saw no heartbeat, so that a stopped process that goes on is not taken for a dead
- * engine. Its thread cannot be joined then: the process ends here, and whoever watches it starts it again. */
+/* Counts seconds that this loop ran and saw no heartbeat, so that a stopped process that goes on is not taken for a
+ * dead engine. Its thread cannot be joined then: the process ends here, and whoever watches it starts it again. */
 static void silence_check(struct serve *serve, const struct engine_stats *stats) {
     if (stats->heartbeat_ns != serve->heartbeat_ns) serve->silent_seconds = 0;
     serve->heartbeat_ns = stats->heartbeat_ns;
     if (serve->silent_seconds++ < SILENT_SECONDS) return;
-    log_error("the engine gives no sign of life", "seconds=%d running=%d waiting=%d", serve->silent_seconds, stats->running,
-              stats->waiting);
+    log_error("the engine gives no sign of life", "seconds=%d running=%d waiting=%d", serve->silent_seconds,
+              stats->running, stats->waiting);
     _exit(SERVE_EXIT_ENGINE);
 }
 
@@ -246,8 +251,10 @@ static int serve_run(struct serve *serve) {
     struct err err = {0};
     auth_init(&serve->auth, &serve->options.api_keys);
     int code = serve_start(serve, &err);
-    if (code == 0) uv_run(&serve->loop, UV_RUN_DEFAULT);
-    else serve->exit_code = say(&err);
+    if (code == 0)
+        uv_run(&serve->loop, UV_RUN_DEFAULT);
+    else
+        serve->exit_code = say(&err);
     serve_end(serve);
     return serve->exit_code;
 }
@@ -269,7 +276,8 @@ int cmd_serve(int argc, char *const *argv, int64_t begun_ns) {
     struct serve *serve = mem_zalloc(1, sizeof *serve);
     serve->begun_ns = begun_ns;
     int code;
-    if (options_parse(&serve->options, argc, argv, &err) || model_path_find(serve->options.model, &serve->model, &err)) {
+    if (options_parse(&serve->options, argc, argv, &err) ||
+        model_path_find(serve->options.model, &serve->model, &err)) {
         code = say(&err);
     } else {
         log_set_level((enum log_level)serve->options.log_level);

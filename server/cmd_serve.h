@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* Runs until a signal; returns the exit code. argv begins behind the word "serve"; begun_ns is the clock at process start. */
+/* Runs until a signal; returns the exit code. argv begins behind the word "serve"; begun_ns is the clock at process
+ * start. */
 int cmd_serve(int argc, char *const *argv, int64_t begun_ns);
 
 #endif

@@ -3,8 +3,10 @@
 #include "engine/base/arith.h"
 
 void health_tick(struct health *health, const struct engine_stats *stats, int64_t now_ns) {
-    if (!stats || stats->running == 0) health->busy_since_ns = 0;
-    else if (health->busy_since_ns == 0) health->busy_since_ns = now_ns;
+    if (!stats || stats->running == 0)
+        health->busy_since_ns = 0;
+    else if (health->busy_since_ns == 0)
+        health->busy_since_ns = now_ns;
 }
 
 /* Time without a finished step while there was work; 0 when idle. */

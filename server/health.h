@@ -1,5 +1,5 @@
-/* health.h: what the probes say, and that it is true: they read the engine's heartbeat and its last step, never the mere
- * presence of a process. The loop thread owns it. */
+/* health.h: what the probes say, and that it is true: they read the engine's heartbeat and its last step, never the
+ * mere presence of a process. The loop thread owns it. */
 #ifndef QUIRE_SERVER_HEALTH_H
 #define QUIRE_SERVER_HEALTH_H
 

@@ -5,10 +5,10 @@
 #define CHUNK_DIGITS_MAX 8
 
 void http_chunked_init(struct http_chunked *chunked, int32_t chunks_max, size_t body_max) {
-    /* A chunk costs its size line and two line ends, at least 5 bytes; 24 leave room for an extension. 8 KiB for trailers. */
-    *chunked = (struct http_chunked){.chunks_max = chunks_max,
-                                     .framing_max = (size_t)chunks_max * 24 + 8192,
-                                     .body_max = body_max};
+    /* A chunk costs its size line and two line ends, at least 5 bytes; 24 leave room for an extension. 8 KiB for
+     * trailers. */
+    *chunked = (struct http_chunked){
+        .chunks_max = chunks_max, .framing_max = (size_t)chunks_max * 24 + 8192, .body_max = body_max};
 }
 
 static int hex_digit(char c) {
@@ -45,9 +45,12 @@ static int size_byte(struct http_chunked *c, char ch, const char **why) {
         return 0;
     }
     if (c->digits == 0) return chunk_fail(why, 400, "a chunk size must be hexadecimal digits");
-    if (ch == '\r') c->state = CHUNK_SIZE_LF;
-    else if (ch == ';') c->state = CHUNK_EXTENSION;
-    else return chunk_fail(why, 400, "a chunk size must be hexadecimal digits");
+    if (ch == '\r')
+        c->state = CHUNK_SIZE_LF;
+    else if (ch == ';')
+        c->state = CHUNK_EXTENSION;
+    else
+        return chunk_fail(why, 400, "a chunk size must be hexadecimal digits");
     return 0;
 }
 
@@ -68,10 +71,13 @@ static int framing_byte(struct http_chunked *c, char ch, size_t have, const char
     if ((unsigned char)ch < 0x20 && ch != '\r' && ch != '\n' && ch != '\t')
         return chunk_fail(why, 400, "the chunked body has a control character between chunks");
     switch (c->state) {
-    case CHUNK_SIZE: return size_byte(c, ch, why);
+    case CHUNK_SIZE:
+        return size_byte(c, ch, why);
     case CHUNK_EXTENSION:
-        if (ch == '\r') c->state = CHUNK_SIZE_LF;
-        else if (ch == '\n') return chunk_fail(why, 400, "a chunk line must end in CR LF");
+        if (ch == '\r')
+            c->state = CHUNK_SIZE_LF;
+        else if (ch == '\n')
+            return chunk_fail(why, 400, "a chunk line must end in CR LF");
         return 0;
     case CHUNK_SIZE_LF:
         if (ch != '\n') return chunk_fail(why, 400, "a chunk line must end in CR LF");
@@ -95,7 +101,8 @@ static int framing_byte(struct http_chunked *c, char ch, size_t have, const char
         c->line_bytes = 0;
         return 0;
     case CHUNK_DATA:
-    case CHUNK_DONE: break;
+    case CHUNK_DONE:
+        break;
     }
     return chunk_fail(why, 400, "the chunked body is malformed");
 }

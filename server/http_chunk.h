@@ -1,6 +1,6 @@
 /* http_chunk.h: a chunked body (RFC 9112 §7.1), strictly: CR LF only, hexadecimal sizes of at most eight digits, sizes,
- * extensions and trailers within budgets. A pure state machine over bytes; whatever the split, it stops at the same byte.
- * The connection owns it. */
+ * extensions and trailers within budgets. A pure state machine over bytes; whatever the split, it stops at the same
+ * byte. The connection owns it. */
 #ifndef QUIRE_SERVER_HTTP_CHUNK_H
 #define QUIRE_SERVER_HTTP_CHUNK_H
 
@@ -24,10 +24,10 @@ enum http_chunk_state {
 struct http_chunked {
     enum http_chunk_state state;
     int32_t digits;
-    uint64_t left;      /* of the present chunk */
-    int32_t chunks;     /* seen */
-    size_t line_bytes;  /* of the present trailer line */
-    size_t framing;     /* bytes that were not data */
+    uint64_t left;     /* of the present chunk */
+    int32_t chunks;    /* seen */
+    size_t line_bytes; /* of the present trailer line */
+    size_t framing;    /* bytes that were not data */
     int32_t chunks_max;
     size_t framing_max, body_max;
 };

@@ -44,8 +44,10 @@ void http_core_deinit(struct http_core *core) {
 }
 
 static void buf_reset(struct buf *buf, size_t keep) {
-    if (buf->capacity > keep) buf_deinit(buf);
-    else buf_clear(buf);
+    if (buf->capacity > keep)
+        buf_deinit(buf);
+    else
+        buf_clear(buf);
 }
 
 struct http_exchange *http_exchange_get(struct http_core *core) {
@@ -97,7 +99,9 @@ void http_conn_deinit(struct http_conn *conn) {
     buf_deinit(&conn->out);
 }
 
-size_t http_conn_pending(const struct http_conn *conn) { return conn->out.bytes + conn->in_flight; }
+size_t http_conn_pending(const struct http_conn *conn) {
+    return conn->out.bytes + conn->in_flight;
+}
 
 bool http_conn_wants_input(const struct http_conn *conn) {
     return conn->state != CONN_DEAD && conn->input.bytes - conn->input_at < HTTP_INPUT_BYTES;
@@ -175,8 +179,10 @@ static void head_complete(struct http_conn *conn) {
         request_complete(conn);
         return;
     }
-    if (x->body_kind == HTTP_BODY_LENGTH) conn->body.length_left = length;
-    else http_chunked_init(&conn->body.chunked, core->limits.chunks, core->limits.body_bytes);
+    if (x->body_kind == HTTP_BODY_LENGTH)
+        conn->body.length_left = length;
+    else
+        http_chunked_init(&conn->body.chunked, core->limits.chunks, core->limits.body_bytes);
     conn->state = CONN_BODY;
     if (x->expect_continue) {
         buf_append_str(&conn->out, "HTTP/1.1 100 Continue\r\n\r\n");
@@ -189,8 +195,10 @@ static size_t head_take(struct http_conn *conn, const char *data, size_t bytes) 
     int status;
     const char *why = "";
     size_t took = http_head_take(conn, data, bytes, &done, &status, &why);
-    if (status) http_conn_refuse(conn, status, why);
-    else if (done) head_complete(conn);
+    if (status)
+        http_conn_refuse(conn, status, why);
+    else if (done)
+        head_complete(conn);
     return took;
 }
 

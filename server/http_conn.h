@@ -5,7 +5,8 @@
  * Invariants:
  * 1. At most one exchange is open. Bytes behind it wait in `input` unread, and the carrier stops reading above
  *    HTTP_INPUT_BYTES, so replies are in order and pipelining is bounded.
- * 2. For any byte stream and any split of it into feeds, the replies are the same: every refusal is decided at one byte.
+ * 2. For any byte stream and any split of it into feeds, the replies are the same: every refusal is decided at one
+ * byte.
  * 3. An exchange handed to on_request ends exactly once: by the end of its reply or by on_gone.
  * 4. Callbacks of the route may end the exchange; after each of them only the connection is touched.
  * 5. An idle connection holds no buffer. */
@@ -20,9 +21,9 @@
 #define HTTP_INPUT_BYTES  ((size_t)64 * 1024)
 #define HTTP_FIELDS_MAX   128
 #define HTTP_TARGET_BYTES ((size_t)8192)
-#define HTTP_KEEP_BYTES   ((size_t)1024)     /* a buffer above this is freed when it is empty */
-#define HTTP_POOL_MAX     256                /* exchanges kept for reuse */
-#define HTTP_STATUS_GONE  499                /* in on_done: the client left first */
+#define HTTP_KEEP_BYTES   ((size_t)1024) /* a buffer above this is freed when it is empty */
+#define HTTP_POOL_MAX     256            /* exchanges kept for reuse */
+#define HTTP_STATUS_GONE  499            /* in on_done: the client left first */
 
 enum conn_state {
     CONN_IDLE,   /* between requests */
@@ -62,13 +63,13 @@ struct http_conn {
     struct http_core *core;
     struct http_exchange *exchange; /* NULL when idle or ending */
     enum conn_state state;
-    uint64_t requests;  /* begun; with `state` it tells the carrier when to start a timer anew */
-    bool broken;        /* too much output: to be dropped by http_conn_run */
-    bool input_closed;  /* the client sends no more */
-    bool over;          /* output is above the limit; on_drained is owed */
-    int64_t now_ns;     /* of the present feed */
-    size_t in_flight;   /* bytes the carrier took from `out` and has not written yet */
-    struct buf input;   /* bytes behind the present exchange */
+    uint64_t requests; /* begun; with `state` it tells the carrier when to start a timer anew */
+    bool broken;       /* too much output: to be dropped by http_conn_run */
+    bool input_closed; /* the client sends no more */
+    bool over;         /* output is above the limit; on_drained is owed */
+    int64_t now_ns;    /* of the present feed */
+    size_t in_flight;  /* bytes the carrier took from `out` and has not written yet */
+    struct buf input;  /* bytes behind the present exchange */
     size_t input_at;
     struct buf out;
     llhttp_t parser;
@@ -124,7 +125,8 @@ void http_conn_lost(struct http_conn *conn);
 void http_conn_run(struct http_conn *conn, int64_t now_ns);
 /* The carrier wrote output away: pending has fallen. */
 void http_conn_written(struct http_conn *conn);
-/* Replies `status` in the dialect of what is known of the path, then ends the connection. 408 and 503 of the carrier. */
+/* Replies `status` in the dialect of what is known of the path, then ends the connection. 408 and 503 of the carrier.
+ */
 void http_conn_refuse(struct http_conn *conn, int status, const char *why);
 size_t http_conn_pending(const struct http_conn *conn);
 /* May the carrier read on? */

@@ -7,40 +7,68 @@
 
 static const char *status_reason(int status) {
     switch (status) {
-    case 200: return "OK";
-    case 204: return "No Content";
-    case 400: return "Bad Request";
-    case 401: return "Unauthorized";
-    case 403: return "Forbidden";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
-    case 413: return "Content Too Large";
-    case 414: return "URI Too Long";
-    case 415: return "Unsupported Media Type";
-    case 417: return "Expectation Failed";
-    case 422: return "Unprocessable Content";
-    case 424: return "Failed Dependency";
-    case 429: return "Too Many Requests";
-    case 431: return "Request Header Fields Too Large";
-    case 500: return "Internal Server Error";
-    case 501: return "Not Implemented";
-    case 503: return "Service Unavailable";
-    case 504: return "Gateway Timeout";
-    case 505: return "HTTP Version Not Supported";
-    default: return "Status";
+    case 200:
+        return "OK";
+    case 204:
+        return "No Content";
+    case 400:
+        return "Bad Request";
+    case 401:
+        return "Unauthorized";
+    case 403:
+        return "Forbidden";
+    case 404:
+        return "Not Found";
+    case 405:
+        return "Method Not Allowed";
+    case 408:
+        return "Request Timeout";
+    case 413:
+        return "Content Too Large";
+    case 414:
+        return "URI Too Long";
+    case 415:
+        return "Unsupported Media Type";
+    case 417:
+        return "Expectation Failed";
+    case 422:
+        return "Unprocessable Content";
+    case 424:
+        return "Failed Dependency";
+    case 429:
+        return "Too Many Requests";
+    case 431:
+        return "Request Header Fields Too Large";
+    case 500:
+        return "Internal Server Error";
+    case 501:
+        return "Not Implemented";
+    case 503:
+        return "Service Unavailable";
+    case 504:
+        return "Gateway Timeout";
+    case 505:
+        return "HTTP Version Not Supported";
+    default:
+        return "Status";
     }
 }
 
-enum http_method http_method(const struct http_exchange *x) { return x->method; }
+enum http_method http_method(const struct http_exchange *x) {
+    return x->method;
+}
 
 const char *http_method_name(const struct http_exchange *x) {
     static const char *const names[] = {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "OTHER"};
     return names[x->method];
 }
 
-const char *http_path(const struct http_exchange *x) { return x->path.data ? x->path.data : ""; }
-const char *http_query(const struct http_exchange *x) { return x->query ? x->query : ""; }
+const char *http_path(const struct http_exchange *x) {
+    return x->path.data ? x->path.data : "";
+}
+const char *http_query(const struct http_exchange *x) {
+    return x->query ? x->query : "";
+}
 
 const char *http_header(const struct http_exchange *x, const char *name) {
     for (int32_t i = 0; i < x->field_count; i++)
@@ -53,19 +81,31 @@ const char *http_body(const struct http_exchange *x, size_t *bytes) {
     return x->body.data ? x->body.data : "";
 }
 
-int64_t http_arrival_ns(const struct http_exchange *x) { return x->arrival_ns; }
-uint64_t http_exchange_id(const struct http_exchange *x) { return x->id; }
+int64_t http_arrival_ns(const struct http_exchange *x) {
+    return x->arrival_ns;
+}
+uint64_t http_exchange_id(const struct http_exchange *x) {
+    return x->id;
+}
 
 void http_set_user(struct http_exchange *x, void *user, void (*on_gone)(void *user)) {
     x->user = user;
     x->on_gone = on_gone;
 }
 
-void *http_user(const struct http_exchange *x) { return x->user; }
-void http_set_drained(struct http_exchange *x, void (*on_drained)(void *user)) { x->on_drained = on_drained; }
+void *http_user(const struct http_exchange *x) {
+    return x->user;
+}
+void http_set_drained(struct http_exchange *x, void (*on_drained)(void *user)) {
+    x->on_drained = on_drained;
+}
 
-void http_set_note(struct http_exchange *x, const char *pairs) { snprintf(x->note, sizeof x->note, "%s", pairs); }
-const char *http_note(const struct http_exchange *x) { return x->note; }
+void http_set_note(struct http_exchange *x, const char *pairs) {
+    snprintf(x->note, sizeof x->note, "%s", pairs);
+}
+const char *http_note(const struct http_exchange *x) {
+    return x->note;
+}
 
 void http_add_header(struct http_exchange *x, const char *name, const char *value) {
     CHECK(!x->begun);
@@ -119,8 +159,10 @@ static void head_write(struct http_exchange *x, int status, const char *content_
         buf_append_str(out, "Transfer-Encoding: chunked\r\n");
     }
     if (x->extra.bytes) buf_append(out, x->extra.data, x->extra.bytes);
-    if (!x->keep_alive) buf_append_str(out, "Connection: close\r\n");
-    else if (x->minor_0) buf_append_str(out, "Connection: keep-alive\r\n");
+    if (!x->keep_alive)
+        buf_append_str(out, "Connection: close\r\n");
+    else if (x->minor_0)
+        buf_append_str(out, "Connection: keep-alive\r\n");
     buf_append(out, "\r\n", 2);
 }
 
@@ -172,8 +214,10 @@ size_t http_stream_write(struct http_exchange *x, const void *data, size_t bytes
     CHECK(x->begun);
     if (bytes == 0 || x->method == HTTP_HEAD_ || conn->broken) return http_conn_pending(conn);
     x->bytes_out += bytes;
-    if (x->chunked) chunk_write(&conn->out, data, bytes);
-    else buf_append(&conn->out, data, bytes);
+    if (x->chunked)
+        chunk_write(&conn->out, data, bytes);
+    else
+        buf_append(&conn->out, data, bytes);
     size_t pending = http_conn_pending(conn), limit = conn->core->limits.output_bytes;
     if (pending > limit) conn->over = true;
     if (pending > 4 * limit) {
@@ -185,7 +229,9 @@ size_t http_stream_write(struct http_exchange *x, const void *data, size_t bytes
     return pending;
 }
 
-size_t http_stream_pending(const struct http_exchange *x) { return http_conn_pending(x->conn); }
+size_t http_stream_pending(const struct http_exchange *x) {
+    return http_conn_pending(x->conn);
+}
 
 void http_stream_end(struct http_exchange *x) {
     CHECK(x->begun);

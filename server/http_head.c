@@ -51,8 +51,7 @@ static int on_value(llhttp_t *parser, const char *at, size_t bytes) {
 static int on_value_complete(llhttp_t *parser) {
     struct http_exchange *x = ((struct http_conn *)parser->data)->exchange;
     size_t start = x->fields[x->field_count].value;
-    while (x->head.bytes > start &&
-           (x->head.data[x->head.bytes - 1] == ' ' || x->head.data[x->head.bytes - 1] == '\t'))
+    while (x->head.bytes > start && (x->head.data[x->head.bytes - 1] == ' ' || x->head.data[x->head.bytes - 1] == '\t'))
         x->head.bytes--;
     buf_append_char(&x->head, '\0');
     x->field_count++;
@@ -61,7 +60,9 @@ static int on_value_complete(llhttp_t *parser) {
 }
 
 /* We read bodies ourselves, so the parser stops here. */
-static int on_headers_complete(llhttp_t *parser) { return HPE_PAUSED; }
+static int on_headers_complete(llhttp_t *parser) {
+    return HPE_PAUSED;
+}
 
 static const llhttp_settings_t head_settings = {
     .on_url = on_url,
@@ -92,8 +93,10 @@ static int scan_byte(struct http_scan *s, char ch, const struct http_limits *lim
         return head_fail(why, 431, "the request line and header fields are longer than this server takes");
     s->previous = ch;
     if (ch == '\n') {
-        if (s->line_bytes) s->first_line = true;
-        else if (s->first_line) *done = true;
+        if (s->line_bytes)
+            s->first_line = true;
+        else if (s->first_line)
+            *done = true;
         s->line_bytes = 0;
     } else if (ch != '\r') {
         s->something = true;
@@ -108,14 +111,21 @@ static int parser_status(const struct http_conn *conn, enum llhttp_errno code, c
     if (conn->exchange->field_count >= conn->core->limits.header_fields)
         return head_fail(why, 431, "the request has too many header fields");
     switch (code) {
-    case HPE_INVALID_METHOD: return head_fail(why, 400, "the request does not begin with a method that this server knows");
-    case HPE_INVALID_URL: return head_fail(why, 400, "the request target is malformed");
-    case HPE_INVALID_VERSION: return head_fail(why, 505, "the version must be HTTP/1.0 or HTTP/1.1");
+    case HPE_INVALID_METHOD:
+        return head_fail(why, 400, "the request does not begin with a method that this server knows");
+    case HPE_INVALID_URL:
+        return head_fail(why, 400, "the request target is malformed");
+    case HPE_INVALID_VERSION:
+        return head_fail(why, 505, "the version must be HTTP/1.0 or HTTP/1.1");
     case HPE_INVALID_CONTENT_LENGTH:
-    case HPE_UNEXPECTED_CONTENT_LENGTH: return head_fail(why, 400, "Content-Length must be one plain number and not meet Transfer-Encoding");
-    case HPE_INVALID_TRANSFER_ENCODING: return head_fail(why, 400, "Transfer-Encoding must be chunked, alone, without Content-Length");
-    case HPE_INVALID_HEADER_TOKEN: return head_fail(why, 400, "a header field is malformed");
-    default: return head_fail(why, 400, "the request head is malformed");
+    case HPE_UNEXPECTED_CONTENT_LENGTH:
+        return head_fail(why, 400, "Content-Length must be one plain number and not meet Transfer-Encoding");
+    case HPE_INVALID_TRANSFER_ENCODING:
+        return head_fail(why, 400, "Transfer-Encoding must be chunked, alone, without Content-Length");
+    case HPE_INVALID_HEADER_TOKEN:
+        return head_fail(why, 400, "a header field is malformed");
+    default:
+        return head_fail(why, 400, "the request head is malformed");
     }
 }
 
@@ -175,13 +185,20 @@ static int target_decode(struct http_exchange *x, const char **why) {
 
 static enum http_method method_of(uint8_t code) {
     switch (code) {
-    case HTTP_GET: return HTTP_GET_;
-    case HTTP_POST: return HTTP_POST_;
-    case HTTP_PUT: return HTTP_PUT_;
-    case HTTP_DELETE: return HTTP_DELETE_;
-    case HTTP_HEAD: return HTTP_HEAD_;
-    case HTTP_OPTIONS: return HTTP_OPTIONS_;
-    default: return HTTP_OTHER_;
+    case HTTP_GET:
+        return HTTP_GET_;
+    case HTTP_POST:
+        return HTTP_POST_;
+    case HTTP_PUT:
+        return HTTP_PUT_;
+    case HTTP_DELETE:
+        return HTTP_DELETE_;
+    case HTTP_HEAD:
+        return HTTP_HEAD_;
+    case HTTP_OPTIONS:
+        return HTTP_OPTIONS_;
+    default:
+        return HTTP_OTHER_;
     }
 }
 
@@ -206,8 +223,8 @@ static bool name_valid(const char *name) {
 
 /* Fields that must not come twice: two readers could each believe another one. */
 static int duplicates_check(const struct http_exchange *x, const char **why) {
-    static const char *const once[] = {"host", "content-length", "transfer-encoding", "content-type",
-                                       "content-encoding", "authorization", "expect"};
+    static const char *const once[] = {
+        "host", "content-length", "transfer-encoding", "content-type", "content-encoding", "authorization", "expect"};
     uint32_t seen = 0;
     for (int32_t i = 0; i < x->field_count; i++) {
         const char *name = x->head.data + x->fields[i].name;
@@ -256,7 +273,8 @@ int http_head_check(struct http_exchange *x, uint64_t *content_length, const cha
     x->minor_0 = parser->http_minor == 0;
     for (const unsigned char *p = (const unsigned char *)x->head.data; *p; p++)
         if (*p <= 0x20 || *p >= 0x7f) return head_fail(why, 400, "the request target must be plain ASCII");
-    if (strlen(x->head.data) > HTTP_TARGET_BYTES) return head_fail(why, 414, "the request target is longer than 8192 bytes");
+    if (strlen(x->head.data) > HTTP_TARGET_BYTES)
+        return head_fail(why, 414, "the request target is longer than 8192 bytes");
     int status = target_decode(x, why);
     if (!status) status = duplicates_check(x, why);
     if (!status) status = framing_check(x, content_length, why);

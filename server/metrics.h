@@ -1,6 +1,7 @@
-/* metrics.h: counters and histograms of the front, and the Prometheus text of everything (vLLM's names, labels and bucket
- * edges, finer ones as quire:…). The loop thread owns it; no call here can fail a request. What the engine counts itself
- * (tokens, steps, preemptions, finish reasons, pages) is not counted again but read from engine_stats at the scrape. */
+/* metrics.h: counters and histograms of the front, and the Prometheus text of everything (vLLM's names, labels and
+ * bucket edges, finer ones as quire:…). The loop thread owns it; no call here can fail a request. What the engine
+ * counts itself (tokens, steps, preemptions, finish reasons, pages) is not counted again but read from engine_stats at
+ * the scrape. */
 #ifndef QUIRE_SERVER_METRICS_H
 #define QUIRE_SERVER_METRICS_H
 
@@ -15,7 +16,8 @@ struct metrics; /* opaque */
 struct metrics *metrics_open(void);
 void metrics_close(struct metrics *metrics);
 
-/* Label values, known once the model is loaded. The name is copied. Token histograms get 1-2-5 edges up to the length. */
+/* Label values, known once the model is loaded. The name is copied. Token histograms get 1-2-5 edges up to the length.
+ */
 void metrics_set_model(struct metrics *metrics, const char *model_name, int32_t max_model_len);
 
 /* A request was submitted (engine_submit returned 0). max_tokens as sent to the engine. */
@@ -27,15 +29,16 @@ void metrics_request_refused(struct metrics *metrics, int http_status);
 /* The first token of a request reached the front. */
 void metrics_first_token(struct metrics *metrics, int64_t arrival_ns, int64_t first_token_ns);
 
-/* `tokens` further tokens of one sample came between the two clock times: the sample's last_token_ns before and after the
- * event. Also for a request that does not stream: once, with first_token_ns, last_token_ns and output_tokens - 1. */
+/* `tokens` further tokens of one sample came between the two clock times: the sample's last_token_ns before and after
+ * the event. Also for a request that does not stream: once, with first_token_ns, last_token_ns and output_tokens - 1.
+ */
 void metrics_further_tokens(struct metrics *metrics, int64_t from_ns, int64_t to_ns, int32_t tokens);
 
 /* What is known of a request when its last sample has ended; times as in struct event, 0 where it never got there. */
 struct metrics_request {
     int64_t arrival_ns, scheduled_ns, first_token_ns, last_token_ns, finished_ns;
     int32_t prompt_tokens, cached_tokens;
-    int32_t output_tokens; /* of all samples */
+    int32_t output_tokens;     /* of all samples */
     int32_t max_output_tokens; /* of the longest sample */
 };
 void metrics_request_finished(struct metrics *metrics, const struct metrics_request *request);

@@ -38,8 +38,8 @@ static void plain(struct scrape *s, const char *name, const char *type, const ch
     buf_printf(s->out, "%s %.17g\n", name, value);
 }
 
-static void buckets_write(struct scrape *s, const char *name, bool model_labels, const double *edges, int32_t edge_count,
-                          const uint64_t *buckets, double sum) {
+static void buckets_write(struct scrape *s, const char *name, bool model_labels, const double *edges,
+                          int32_t edge_count, const uint64_t *buckets, double sum) {
     char labels[320] = "";
     uint64_t below = 0;
     if (model_labels) snprintf(labels, sizeof labels, "model_name=\"%s\",engine=\"0\",", s->metrics->model);
@@ -83,7 +83,8 @@ static void http_write(struct scrape *s) {
             for (int c = 0; c < 5; c++)
                 if (by_class[c])
                     buf_printf(s->out, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%s\"} %llu\n",
-                               metrics_http_path(p), metrics_http_method(m), classes[c], (unsigned long long)by_class[c]);
+                               metrics_http_path(p), metrics_http_method(m), classes[c],
+                               (unsigned long long)by_class[c]);
         }
     head(s, "quire:http_responses_total", "counter", "replies by status; 499: the client left first");
     for (int32_t k = 0; k < HTTP_LABEL_STATUSES; k++)
@@ -106,7 +107,8 @@ static void steps_write(struct scrape *s, const struct engine_stats *e) {
     static const double edges[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
     const int32_t count = (int32_t)(sizeof edges / sizeof *edges);
     head(s, "vllm:iteration_tokens_total", "histogram", "tokens computed in one step");
-    buckets_write(s, "vllm:iteration_tokens_total", true, edges, count, e->step_tokens_bucket, (double)e->step_tokens_sum);
+    buckets_write(s, "vllm:iteration_tokens_total", true, edges, count, e->step_tokens_bucket,
+                  (double)e->step_tokens_sum);
     counter(s, "quire:steps_total", "steps of the engine", e->steps);
     head(s, "quire:step_seconds_total", "counter", "time in steps");
     model_value(s, "quire:step_seconds_total", "", (double)e->step_ns * 1e-9);
@@ -121,7 +123,8 @@ static void pages_write(struct scrape *s, const struct engine_stats *e) {
     model_value(s, "quire:kv_pages", "state=\"free\"", e->pages_free);
     model_value(s, "quire:kv_pages", "state=\"cached\"", e->pages_cached);
     model_value(s, "quire:kv_pages", "state=\"held\"", e->pages_held);
-    counter(s, "vllm:prefix_cache_queries_total", "prompt tokens looked up in the prefix cache", e->prefix_queried_tokens);
+    counter(s, "vllm:prefix_cache_queries_total", "prompt tokens looked up in the prefix cache",
+            e->prefix_queried_tokens);
     counter(s, "vllm:prefix_cache_hits_total", "prompt tokens found there", e->prefix_hit_tokens);
     counter(s, "vllm:num_preemptions_total", "times a request lost its pages to another", e->preemptions);
 }
@@ -130,7 +133,8 @@ static void engine_write(struct scrape *s, const struct engine_stats *e) {
     gauge(s, "vllm:num_requests_running", "requests being computed", e->running);
     gauge(s, "vllm:num_requests_waiting", "requests waiting", e->waiting);
     pages_write(s, e);
-    counter(s, "vllm:prompt_tokens_total", "prompt tokens served, cached ones too", e->prompt_tokens + e->prefix_hit_tokens);
+    counter(s, "vllm:prompt_tokens_total", "prompt tokens served, cached ones too",
+            e->prompt_tokens + e->prefix_hit_tokens);
     counter(s, "vllm:prompt_tokens_cached_total", "prompt tokens taken from the cache", e->prefix_hit_tokens);
     counter(s, "vllm:generation_tokens_total", "tokens drawn", e->generation_tokens);
     finished_write(s, e);
@@ -145,9 +149,11 @@ static void engine_write(struct scrape *s, const struct engine_stats *e) {
 
 static void info_write(struct scrape *s, const struct engine_info *i, bool prefix_caching) {
     char labels[256];
-    snprintf(labels, sizeof labels,
-             "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",max_model_len=\"%d\"",
-             i->page_size, i->pages_total, dtype_info(i->kv_dtype)->name, prefix_caching ? "True" : "False", i->max_model_len);
+    snprintf(
+        labels, sizeof labels,
+        "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",max_model_len=\"%d\"",
+        i->page_size, i->pages_total, dtype_info(i->kv_dtype)->name, prefix_caching ? "True" : "False",
+        i->max_model_len);
     head(s, "vllm:cache_config_info", "gauge", "the KV cache as configured");
     model_value(s, "vllm:cache_config_info", labels, 1);
     gauge(s, "quire:weight_bytes", "bytes of weights", (double)i->weight_bytes);

@@ -47,13 +47,15 @@ static void folder_settle(struct model_path *out) {
 
 static int default_find(struct model_path *out, struct err *err) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int n = cache && cache[0] ? snprintf(out->path, sizeof out->path, "%s/quire/" DEFAULT_FILE, cache)
-                              : snprintf(out->path, sizeof out->path, "%s/.cache/quire/" DEFAULT_FILE, home ? home : "");
+    int n = cache && cache[0]
+                ? snprintf(out->path, sizeof out->path, "%s/quire/" DEFAULT_FILE, cache)
+                : snprintf(out->path, sizeof out->path, "%s/.cache/quire/" DEFAULT_FILE, home ? home : "");
     snprintf(out->name, sizeof out->name, DEFAULT_NAME);
     if (n < (int)sizeof out->path && path_is(out->path, S_IFREG)) return 0;
-    return err_set_field(err, ERR_NOT_FOUND, "MODEL",
-                         "no MODEL was named and the default one is not here yet: run ./deploy/quickstart --no-serve to fetch "
-                         "it, or name a GGUF file, a folder or a hub id");
+    return err_set_field(
+        err, ERR_NOT_FOUND, "MODEL",
+        "no MODEL was named and the default one is not here yet: run ./deploy/quickstart --no-serve to fetch "
+        "it, or name a GGUF file, a folder or a hub id");
 }
 
 /* "org/name" and nothing that could leave the cache folder. */
@@ -62,7 +64,8 @@ static bool hub_id(const char *model) {
     if (strlen(model) > 200 || model[0] == '/' || strstr(model, "..") || has_suffix(model, ".gguf")) return false;
     for (const char *p = model; *p; p++) {
         slashes += *p == '/';
-        if (!strchr("/-_.", *p) && !(*p >= '0' && *p <= '9') && !((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')) return false;
+        if (!strchr("/-_.", *p) && !(*p >= '0' && *p <= '9') && !((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z'))
+            return false;
     }
     return slashes == 1 && model[strlen(model) - 1] != '/';
 }
@@ -70,9 +73,12 @@ static bool hub_id(const char *model) {
 static int hub_find(const char *model, struct model_path *out, struct err *err) {
     const char *cache = getenv("HF_HUB_CACHE"), *hf = getenv("HF_HOME"), *home = getenv("HOME");
     char hub[1024], repo[MODEL_PATH_BYTES], revision[64] = "";
-    if (cache && cache[0]) snprintf(hub, sizeof hub, "%s", cache);
-    else if (hf && hf[0]) snprintf(hub, sizeof hub, "%s/hub", hf);
-    else snprintf(hub, sizeof hub, "%s/.cache/huggingface/hub", home ? home : "");
+    if (cache && cache[0])
+        snprintf(hub, sizeof hub, "%s", cache);
+    else if (hf && hf[0])
+        snprintf(hub, sizeof hub, "%s/hub", hf);
+    else
+        snprintf(hub, sizeof hub, "%s/.cache/huggingface/hub", home ? home : "");
     const char *slash = strchr(model, '/');
     snprintf(repo, sizeof repo, "%s/models--%.*s--%s", hub, (int)(slash - model), model, slash + 1);
     snprintf(out->path, sizeof out->path, "%.2000s/refs/main", repo);
@@ -89,7 +95,8 @@ static int hub_find(const char *model, struct model_path *out, struct err *err) 
     }
     return err_set_field(err, ERR_NOT_FOUND, "MODEL",
                          "%.200s is no file or folder, and as a hub id it is not in the local cache: get it with "
-                         "`hf download %.200s`", model, model);
+                         "`hf download %.200s`",
+                         model, model);
 }
 
 int model_path_find(const char *model, struct model_path *out, struct err *err) {

@@ -56,9 +56,12 @@ static int number_set(void *field, const struct option_row *row, const struct op
     if (!number_parse(text, &value) || value < row->min || value > row->max || (whole && value != floor(value)))
         return err_set_field(err, ERR_INVALID, source->name, "%s takes %s from %.15g to %.15g, not \"%.60s\"",
                              source->name, whole ? "a whole number" : "a number", row->min, row->max, text);
-    if (row->kind == OPTION_I32) *(int32_t *)field = (int32_t)value;
-    else if (row->kind == OPTION_BYTES) *(size_t *)field = (size_t)value;
-    else *(double *)field = value;
+    if (row->kind == OPTION_I32)
+        *(int32_t *)field = (int32_t)value;
+    else if (row->kind == OPTION_BYTES)
+        *(size_t *)field = (size_t)value;
+    else
+        *(double *)field = value;
     return 0;
 }
 
@@ -100,7 +103,8 @@ static int choice_set(int32_t *field, const struct option_row *row, const struct
 static int list_add(struct option_list *list, const struct option_source *source, const char *text, struct err *err) {
     if (!text[0]) return err_set_field(err, ERR_INVALID, source->name, "%s has an empty value", source->name);
     if (list->count == OPTIONS_LIST_MAX)
-        return err_set_field(err, ERR_INVALID, source->name, "%s takes at most %d values", source->name, OPTIONS_LIST_MAX);
+        return err_set_field(err, ERR_INVALID, source->name, "%s takes at most %d values", source->name,
+                             OPTIONS_LIST_MAX);
     list->items[list->count++] = text;
     return 0;
 }
@@ -118,13 +122,15 @@ static int key_file_add(struct options *options, struct option_list *list, const
                         const char *path, struct err *err) {
     FILE *file = fopen(path, "r");
     if (!file)
-        return err_set_field(err, ERR_INVALID, source->name, "%s: cannot read %.200s: %s", source->name, path, strerror(errno));
+        return err_set_field(err, ERR_INVALID, source->name, "%s: cannot read %.200s: %s", source->name, path,
+                             strerror(errno));
     char *text = own(options, mem_zalloc(KEY_FILE_BYTES_MAX + 1, 1));
     size_t bytes = fread(text, 1, KEY_FILE_BYTES_MAX, file);
     bool more = fgetc(file) != EOF;
     fclose(file);
     if (more || strlen(text) != bytes)
-        return err_set_field(err, ERR_INVALID, source->name, "%s: %.200s is no short text file of keys", source->name, path);
+        return err_set_field(err, ERR_INVALID, source->name, "%s: %.200s is no short text file of keys", source->name,
+                             path);
     int32_t before = list->count;
     if (list_add_words(list, source, text, "\r\n", err)) return err->code;
     if (list->count == before)
@@ -143,14 +149,19 @@ static int value_set(struct options *options, const struct option_row *row, cons
     case OPTION_LIST:
         if (source->environment) return list_add_words(field, source, own(options, mem_strdup(text)), ",", err);
         return list_add(field, source, text, err);
-    case OPTION_KEY_FILE: return key_file_add(options, field, source, text, err);
+    case OPTION_KEY_FILE:
+        return key_file_add(options, field, source, text, err);
     case OPTION_I32:
     case OPTION_BYTES:
-    case OPTION_F64: return number_set(field, row, source, text, err);
-    case OPTION_U64: return u64_set(field, source, text, err);
-    case OPTION_BOOL: return bool_set(field, source, text, err);
+    case OPTION_F64:
+        return number_set(field, row, source, text, err);
+    case OPTION_U64:
+        return u64_set(field, source, text, err);
+    case OPTION_BOOL:
+        return bool_set(field, source, text, err);
     case OPTION_CHOICE:
-    case OPTION_CHOICE_I32: return choice_set(field, row, source, text, err);
+    case OPTION_CHOICE_I32:
+        return choice_set(field, row, source, text, err);
     }
     return err_set(err, ERR_FATAL, "an option has no kind");
 }
@@ -195,7 +206,8 @@ static int environment_read(struct options *options, struct err *err) {
 }
 
 static const struct option_row *row_find(const char *name, bool *negative) {
-    *negative = false;
+    *negative = strcmp(name, "disable-log-requests") == 0; /* what older scripts say for --no-enable-log-requests */
+    if (*negative) name = "enable-log-requests";
     for (int32_t i = 0; i < option_row_count; i++)
         if (strcmp(option_rows[i].flag, name) == 0) return &option_rows[i];
     if (strncmp(name, "no-", 3) != 0) return NULL;
@@ -237,7 +249,8 @@ static int unknown_flag(const char *name, struct err *err) {
     }
     if (best)
         return err_set_field(err, ERR_INVALID, "flag", "there is no flag --%.60s: did you mean --%s?", name, best);
-    return err_set_field(err, ERR_INVALID, "flag", "there is no flag --%.60s: `quire serve --help` lists them all", name);
+    return err_set_field(err, ERR_INVALID, "flag", "there is no flag --%.60s: `quire serve --help` lists them all",
+                         name);
 }
 
 /* A flag and, where they stand in the next arguments, its values. *at moves to the last argument it used. */
@@ -277,13 +290,16 @@ static int flag_read(struct options *options, int argc, char *const *argv, int *
 static int options_refuse(const struct options *o, struct err *err) {
     if (o->tensor_parallel_size != 1)
         return err_set_field(err, ERR_UNSUPPORTED, "--tensor-parallel-size",
-                             "--tensor-parallel-size %d: this build computes on one device, only 1 works", o->tensor_parallel_size);
+                             "--tensor-parallel-size %d: this build computes on one device, only 1 works",
+                             o->tensor_parallel_size);
     if (o->data_parallel_size != 1)
         return err_set_field(err, ERR_UNSUPPORTED, "--data-parallel-size",
-                             "--data-parallel-size %d: this build runs one copy of the model, only 1 works", o->data_parallel_size);
+                             "--data-parallel-size %d: this build runs one copy of the model, only 1 works",
+                             o->data_parallel_size);
     if (!o->enable_chunked_prefill)
-        return err_set_field(err, ERR_UNSUPPORTED, "--no-enable-chunked-prefill",
-                             "--no-enable-chunked-prefill: prompts are always computed in chunks of --max-num-batched-tokens");
+        return err_set_field(
+            err, ERR_UNSUPPORTED, "--no-enable-chunked-prefill",
+            "--no-enable-chunked-prefill: prompts are always computed in chunks of --max-num-batched-tokens");
     return 0;
 }
 
@@ -296,7 +312,8 @@ int options_parse(struct options *options, int argc, char *const *argv, struct e
         if (strncmp(argv[at], "--", 2) == 0 && argv[at][2]) {
             if (flag_read(options, argc, argv, &at, listed, err)) return err->code;
         } else if (argv[at][0] == '-') {
-            return err_set_field(err, ERR_INVALID, "flag", "there is no flag %.60s: `quire serve --help` lists them all", argv[at]);
+            return err_set_field(err, ERR_INVALID, "flag",
+                                 "there is no flag %.60s: `quire serve --help` lists them all", argv[at]);
         } else if (positional) {
             return err_set_field(err, ERR_INVALID, "MODEL", "one MODEL is enough, \"%.60s\" is a second one", argv[at]);
         } else {
@@ -330,18 +347,21 @@ static void help_row(struct buf *out, const struct option_row *row) {
 }
 
 void options_help(struct buf *out) {
-    buf_append_str(out,
-                   "quire serve [MODEL] [flags]: serves a model over HTTP.\n\n"
-                   "MODEL is a GGUF file, a folder, or a hub id that is in the local Hugging Face cache ($HF_HOME); without it\n"
-                   "the default model is taken, which ./deploy/quickstart --no-serve fetches. Each flag is also an environment\n"
-                   "variable, named below it; the command line wins. [defaults] stand in brackets; sizes take k, m, g (powers\n"
-                   "of 1000) and K, M, G (of 1024).\n");
+    buf_append_str(
+        out,
+        "quire serve [MODEL] [flags]: serves a model over HTTP.\n\n"
+        "MODEL is a GGUF file, a folder, or a hub id that is in the local Hugging Face cache ($HF_HOME); without it\n"
+        "the default model is taken, which ./deploy/quickstart --no-serve fetches. Each flag is also an environment\n"
+        "variable, named below it; the command line wins. [defaults] stand in brackets; sizes take k, m, g (powers\n"
+        "of 1000) and K, M, G (of 1024).\n");
     const char *group = "";
     for (int32_t i = 0; i < option_row_count; i++) {
         if (strcmp(group, option_rows[i].group) != 0) buf_printf(out, "\n%s\n", option_rows[i].group);
         group = option_rows[i].group;
         help_row(out, &option_rows[i]);
     }
-    buf_append_str(out, "\nExit codes: 0 ended as asked; 1 the machine refused (port in use, no permission); 2 wrong flags or a bad\n"
-                        "model; 3 the engine died; 71 no memory.\n");
+    buf_append_str(
+        out,
+        "\nExit codes: 0 ended as asked; 1 the machine refused (port in use, no permission); 2 wrong flags or a bad\n"
+        "model; 3 the engine died; 71 no memory.\n");
 }

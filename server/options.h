@@ -1,6 +1,6 @@
-/* options.h: every flag of `quire serve` as one plain struct, filled from one table (flag, environment name, type, bounds,
- * default, help). Read once at start by the main thread, immutable afterwards, so any thread may read it. Knows no engine
- * and no socket: values that depend on the device stay "auto" here and are settled in cmd_serve.c. */
+/* options.h: every flag of `quire serve` as one plain struct, filled from one table (flag, environment name, type,
+ * bounds, default, help). Read once at start by the main thread, immutable afterwards, so any thread may read it. Knows
+ * no engine and no socket: values that depend on the device stay "auto" here and are settled in cmd_serve.c. */
 #ifndef QUIRE_SERVER_OPTIONS_H
 #define QUIRE_SERVER_OPTIONS_H
 
@@ -19,7 +19,10 @@ struct option_list {
     int32_t count;
 };
 
-enum option_generation_config { GENERATION_CONFIG_AUTO, GENERATION_CONFIG_VLLM }; /* vllm: the model's defaults are not used */
+enum option_generation_config {
+    GENERATION_CONFIG_AUTO,
+    GENERATION_CONFIG_VLLM
+}; /* vllm: the model's defaults are not used */
 enum option_kv_dtype { OPTION_KV_AUTO, OPTION_KV_F16, OPTION_KV_F32, OPTION_KV_BF16, OPTION_KV_FP8 };
 enum option_load_format { LOAD_FORMAT_AUTO, LOAD_FORMAT_DUMMY };
 enum option_dtype { OPTION_DTYPE_AUTO, OPTION_DTYPE_F32, OPTION_DTYPE_F16, OPTION_DTYPE_BF16 };
@@ -60,7 +63,7 @@ struct options {
     struct option_list api_keys; /* --api-key and --api-key-file; empty: open */
     bool metrics_auth;           /* /metrics asks for the key too */
     bool enable_log_requests;
-    int32_t log_level;      /* enum log_level */
+    int32_t log_level; /* enum log_level */
     int32_t shutdown_timeout_s, request_timeout_s /* 0: no deadline */, keep_alive_timeout_s;
     size_t max_body_bytes, max_header_bytes, max_output_bytes;
     int32_t max_connections;

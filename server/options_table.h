@@ -20,11 +20,11 @@ enum option_kind {
 struct option_row {
     const char *flag; /* without "--"; the environment name is QUIRE_ and this in capitals */
     enum option_kind kind;
-    size_t offset;           /* in struct options */
-    double min, max;         /* of numbers, both allowed */
-    const char *initial;     /* as it would be given; NULL: none */
-    const char *choices[6];  /* of OPTION_CHOICE*, NULL behind the last */
-    const char *value_name;  /* in the help */
+    size_t offset;          /* in struct options */
+    double min, max;        /* of numbers, both allowed */
+    const char *initial;    /* as it would be given; NULL: none */
+    const char *choices[6]; /* of OPTION_CHOICE*, NULL behind the last */
+    const char *value_name; /* in the help */
     const char *help;
     const char *group;
 };

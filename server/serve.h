@@ -1,5 +1,5 @@
-/* serve.h: one running `quire serve`: the loop, its timers and signals, the loaded model. Private to server/serve*.c and
- * cmd_serve.c. The loop thread owns it; the loading thread writes `load` until it says done. */
+/* serve.h: one running `quire serve`: the loop, its timers and signals, the loaded model. Private to server/serve*.c
+ * and cmd_serve.c. The loop thread owns it; the loading thread writes `load` until it says done. */
 #ifndef QUIRE_SERVER_SERVE_H
 #define QUIRE_SERVER_SERVE_H
 
@@ -31,8 +31,8 @@ struct serve_load {
     struct engine *engine;
     double text_seconds, engine_seconds;
     int text_code;
-    struct err text_err; /* with text_code */
-    struct err err;      /* code 0: both are there */
+    struct err text_err;   /* with text_code */
+    struct err err;        /* code 0: both are there */
     const char *failed_at; /* "tokenizer" or "model" */
 };
 
@@ -61,7 +61,7 @@ struct serve {
     int64_t heartbeat_ns;   /* the last one seen, and for how many seconds there was no other */
     int32_t silent_seconds;
     double start_seconds; /* to ready */
-    int32_t seconds;        /* ticks, for the line every ten */
+    int32_t seconds;      /* ticks, for the line every ten */
     int exit_code;
     bool ready, ending;
 };

@@ -1,5 +1,5 @@
-/* Between the transport and the routes: who may come in, the small routes that are not an API (health, version, metrics),
- * refusals in the dialect of the path, the log line of a request. */
+/* Between the transport and the routes: who may come in, the small routes that are not an API (health, version,
+ * metrics), refusals in the dialect of the path, the log line of a request. */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,8 +15,8 @@ static enum small_route route_find(const char *path) {
         const char *path;
         enum small_route route;
     } table[] = {
-        {"/health", ROUTE_READY},         {"/health/ready", ROUTE_READY}, {"/health/live", ROUTE_LIVE},
-        {"/health/startup", ROUTE_STARTUP}, {"/ping", ROUTE_READY},       {"/version", ROUTE_VERSION},
+        {"/health", ROUTE_READY},           {"/health/ready", ROUTE_READY}, {"/health/live", ROUTE_LIVE},
+        {"/health/startup", ROUTE_STARTUP}, {"/ping", ROUTE_READY},         {"/version", ROUTE_VERSION},
         {"/metrics", ROUTE_METRICS},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -36,7 +36,8 @@ static bool route_open(const struct serve *serve, enum small_route route) {
 }
 
 static bool method_small(enum small_route route, const char *path, enum http_method method) {
-    return method == HTTP_GET_ || method == HTTP_HEAD_ || (route == ROUTE_READY && method == HTTP_POST_ && path[1] == 'p');
+    return method == HTTP_GET_ || method == HTTP_HEAD_ ||
+           (route == ROUTE_READY && method == HTTP_POST_ && path[1] == 'p');
 }
 
 static int on_head(void *user, struct http_exchange *x) {
@@ -53,7 +54,8 @@ static int on_head(void *user, struct http_exchange *x) {
 static void health_reply(struct serve *serve, struct http_exchange *x, enum health_probe probe) {
     struct engine_stats stats;
     struct buf body = {0};
-    int status = health_answer(&serve->health, probe, serve_stats(serve, &stats), serve->app.draining, clock_now_ns(), &body);
+    int status =
+        health_answer(&serve->health, probe, serve_stats(serve, &stats), serve->app.draining, clock_now_ns(), &body);
     http_reply(x, status, "application/json", body.data, body.bytes);
     buf_deinit(&body);
 }
@@ -78,12 +80,23 @@ static void on_request(void *user, struct http_exchange *x) {
     static const char version[] = "{\"version\":\"" QUIRE_VERSION "\"}";
     struct serve *serve = user;
     switch (route_find(http_path(x))) {
-    case ROUTE_LIVE: health_reply(serve, x, HEALTH_LIVE); return;
-    case ROUTE_READY: health_reply(serve, x, HEALTH_READY); return;
-    case ROUTE_STARTUP: health_reply(serve, x, HEALTH_STARTUP); return;
-    case ROUTE_VERSION: http_reply(x, 200, "application/json", version, sizeof version - 1); return;
-    case ROUTE_METRICS: metrics_reply(serve, x); return;
-    case ROUTE_NONE: break;
+    case ROUTE_LIVE:
+        health_reply(serve, x, HEALTH_LIVE);
+        return;
+    case ROUTE_READY:
+        health_reply(serve, x, HEALTH_READY);
+        return;
+    case ROUTE_STARTUP:
+        health_reply(serve, x, HEALTH_STARTUP);
+        return;
+    case ROUTE_VERSION:
+        http_reply(x, 200, "application/json", version, sizeof version - 1);
+        return;
+    case ROUTE_METRICS:
+        metrics_reply(serve, x);
+        return;
+    case ROUTE_NONE:
+        break;
     }
     api_handle(&serve->app, x);
 }
@@ -108,20 +121,26 @@ static const char *refusal_text(const struct serve *serve, struct http_exchange 
     case 401:
         http_add_header(x, "WWW-Authenticate", "Bearer");
         return "a valid API key is needed: send it as \"Authorization: Bearer KEY\"";
-    case 404: return "there is no such path on this server";
-    case 405: allow_add(x); return "this path does not have this method";
+    case 404:
+        return "there is no such path on this server";
+    case 405:
+        allow_add(x);
+        return "this path does not have this method";
     case 503:
         http_add_header(x, "Retry-After", serve->app.draining ? "5" : "1");
         return serve->app.draining ? "the server is shutting down" : "the model is still loading";
-    default: return "the request cannot be served";
+    default:
+        return "the request cannot be served";
     }
 }
 
 static void on_refused(void *user, struct http_exchange *x, int status, const char *why, struct buf *body,
                        const char **content_type) {
     struct serve *serve = user;
-    if (!why[0]) why = refusal_text(serve, x, status);
-    else if (status == 503) http_add_header(x, "Retry-After", "1");
+    if (!why[0])
+        why = refusal_text(serve, x, status);
+    else if (status == 503)
+        http_add_header(x, "Retry-After", "1");
     api_error_body(http_path(x), status, why, body, content_type);
 }
 

@@ -11,8 +11,8 @@
 
 #define TEMPLATE_BYTES_MAX ((size_t)1024 * 1024)
 
-/* Defaults that fit the device. CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt tokens
- * a second; more than 64 rows a decode step gain nothing there. */
+/* Defaults that fit the device. CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt
+ * tokens a second; more than 64 rows a decode step gain nothing there. */
 static void device_defaults(const struct options *o, struct engine_options *e) {
     bool cuda = o->device == DEVICE_CUDA;
     e->max_num_seqs = o->max_num_seqs ? o->max_num_seqs : cuda ? 1024 : 64;
@@ -24,7 +24,8 @@ static void device_defaults(const struct options *o, struct engine_options *e) {
 static int device_refuse(const struct options *o, struct err *err) {
     if (o->device == DEVICE_CUDA) return 0;
     if (o->kv_cache_dtype == OPTION_KV_BF16 || o->kv_cache_dtype == OPTION_KV_FP8)
-        return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype", "--kv-cache-dtype on the CPU takes auto, f16 or f32");
+        return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype",
+                             "--kv-cache-dtype on the CPU takes auto, f16 or f32");
     if (o->dtype == OPTION_DTYPE_F16 || o->dtype == OPTION_DTYPE_BF16)
         return err_set_field(err, ERR_UNSUPPORTED, "--dtype", "--dtype on the CPU takes auto or float32");
     return 0;
@@ -55,7 +56,8 @@ static void engine_options_fill(struct serve *serve, struct engine_options *e) {
 static char *template_read(const char *path, struct err *err) {
     FILE *file = fopen(path, "r");
     if (!file) {
-        err_set_field(err, ERR_NOT_FOUND, "--chat-template", "--chat-template: cannot read %.200s: %s", path, strerror(errno));
+        err_set_field(err, ERR_NOT_FOUND, "--chat-template", "--chat-template: cannot read %.200s: %s", path,
+                      strerror(errno));
         return NULL;
     }
     char *source = mem_zalloc(TEMPLATE_BYTES_MAX + 1, 1);
@@ -99,12 +101,17 @@ static void *load_thread(void *argument) {
     engine_options_fill(serve, &options);
     int code = engine_open(&options, &load->engine, &err);
     load->engine_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
-    if (beside) pthread_join(text, NULL);
-    else text_thread(serve);
+    if (beside)
+        pthread_join(text, NULL);
+    else
+        text_thread(serve);
     load->failed_at = code ? "model" : "tokenizer";
-    if (code) load->err = err;
-    else if (load->text_code) load->err = load->text_err;
-    else engine_set_text(load->engine, load->text);
+    if (code)
+        load->err = err;
+    else if (load->text_code)
+        load->err = load->text_err;
+    else
+        engine_set_text(load->engine, load->text);
     atomic_store(&load->finished, true);
     uv_async_send(&load->done);
     return NULL;
@@ -130,23 +137,29 @@ int serve_exit_code(const struct err *err) {
     switch (err->code) {
     case ERR_INVALID:
     case ERR_NOT_FOUND:
-    case ERR_UNSUPPORTED: return SERVE_EXIT_USAGE;
-    case ERR_FATAL: return SERVE_EXIT_ENGINE;
-    default: return SERVE_EXIT_ENVIRONMENT;
+    case ERR_UNSUPPORTED:
+        return SERVE_EXIT_USAGE;
+    case ERR_FATAL:
+        return SERVE_EXIT_ENGINE;
+    default:
+        return SERVE_EXIT_ENVIRONMENT;
     }
 }
 
-static double mib(size_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
+static double mib(size_t bytes) {
+    return (double)bytes / (1024.0 * 1024.0);
+}
 
 void serve_report(const struct serve *serve) {
     const struct engine_info *i = engine_info(serve->load.engine);
     struct log_quoted device = log_quote(i->backend.name), types = log_quote(i->weight_types);
-    log_info("device", "kind=%s name=%s isa=%s threads=%d", i->backend.device == DEVICE_CUDA ? "cuda" : "cpu", device.text,
-             i->backend.isa, i->backend.threads);
+    log_info("device", "kind=%s name=%s isa=%s threads=%d", i->backend.device == DEVICE_CUDA ? "cuda" : "cpu",
+             device.text, i->backend.isa, i->backend.threads);
     log_info("model", "architecture=%s parameters=%lld types=%s vocab=%d context=%d max_model_len=%d", i->architecture,
              (long long)i->parameters, types.text, i->vocab, i->model_context, i->max_model_len);
     log_info("memory weights", "mib=%.1f", mib(i->weight_bytes));
-    log_info("memory kv cache", "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=on_use",
+    log_info("memory kv cache",
+             "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=on_use",
              mib(i->kv_bytes), i->pages_total, i->page_size, (long long)i->pages_total * i->page_size,
              dtype_info(i->kv_dtype)->name, i->kv_bytes_per_token);
     log_info("memory workspace", "mib=%.1f", mib(i->workspace_bytes));

@@ -1,5 +1,5 @@
-/* engine.h without a model, for tests and benches of the front: every request yields its max_tokens tokens at a rate set by
- * the environment. Linked before the core library, so that the real engine is left out.
+/* engine.h without a model, for tests and benches of the front: every request yields its max_tokens tokens at a rate
+ * set by the environment. Linked before the core library, so that the real engine is left out.
  *
  *   QUIRE_FAKE_STEP_US   pause between steps (0: as fast as the thread runs); every running sample gets a token a step
  *   QUIRE_FAKE_LOAD_MS   how long opening takes
@@ -48,7 +48,7 @@ struct engine {
     struct fake_request *arrived; /* under mutex */
     uint64_t *cancels;            /* under mutex: ids */
     size_t cancel_count, cancel_capacity;
-    bool closing, draining; /* under mutex */
+    bool closing, draining, sleeping; /* under mutex */
     int64_t drain_ns;
     struct fake_request *running; /* engine thread */
     struct buf events;
@@ -163,7 +163,9 @@ static void request_step(struct engine *e, struct fake_request *r, enum finish_r
     }
 }
 
-static enum finish_reason request_reason(const struct fake_request *r) { return r->samples[r->record->n - 1].finished; }
+static enum finish_reason request_reason(const struct fake_request *r) {
+    return r->samples[r->record->n - 1].finished;
+}
 
 /* All running requests make a step; `end` ends them. */
 static void step(struct engine *e, enum finish_reason end) {
@@ -208,7 +210,17 @@ static void wait_for_work(struct engine *e) {
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
+    e->sleeping = true;
     pthread_cond_timedwait(&e->wake, &e->mutex, &until);
+    e->sleeping = false;
+}
+
+/* Leaves the mutex, then wakes the thread if it sleeps: one wake-up for many arrivals. */
+static void unlock_and_wake(struct engine *e) {
+    bool wake = e->sleeping;
+    e->sleeping = false;
+    pthread_mutex_unlock(&e->mutex);
+    if (wake) pthread_cond_signal(&e->wake);
 }
 
 /* Takes arrivals and cancels; called and left with the mutex held. */
@@ -279,10 +291,15 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     sleep_us(environment("QUIRE_FAKE_LOAD_MS") * 1000);
     int32_t context = options->max_model_len ? options->max_model_len : 8192;
     e->info = (struct engine_info){.backend = {.device = DEVICE_CPU, .name = "fake", .isa = "none", .threads = 1},
-                                   .architecture = "fake", .weight_types = "none",
-                                   .max_model_len = context, .model_context = context,
-                                   .page_size = options->block_size, .pages_total = 1024, .max_num_seqs = options->max_num_seqs,
-                                   .max_num_batched_tokens = options->max_num_batched_tokens, .kv_dtype = options->kv_dtype};
+                                   .architecture = "fake",
+                                   .weight_types = "none",
+                                   .max_model_len = context,
+                                   .model_context = context,
+                                   .page_size = options->block_size,
+                                   .pages_total = 1024,
+                                   .max_num_seqs = options->max_num_seqs,
+                                   .max_num_batched_tokens = options->max_num_batched_tokens,
+                                   .kv_dtype = options->kv_dtype};
     e->stats = (struct engine_stats){.pages_total = 1024, .pages_free = 1024, .heartbeat_ns = clock_now_ns()};
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->wake, NULL);
@@ -298,8 +315,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 void engine_close(struct engine *e) {
     pthread_mutex_lock(&e->mutex);
     e->closing = true;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
+    unlock_and_wake(e);
     pthread_join(e->thread, NULL);
     while (e->running) { /* of a dead engine */
         struct fake_request *r = e->running;
@@ -311,16 +327,19 @@ void engine_close(struct engine *e) {
     mem_free(e);
 }
 
-const struct engine_info *engine_info(const struct engine *e) { return &e->info; }
+const struct engine_info *engine_info(const struct engine *e) {
+    return &e->info;
+}
 
 int engine_submit(struct engine *e, const struct request *request, struct err *err) {
     int code = request_check(request, request->bytes, e->info.vocab, err);
     if (code) return code;
     if ((int64_t)request->prompt.count + 1 > e->info.max_model_len)
-        return err_set_field(err, ERR_INVALID, "prompt", "the prompt has %u tokens, the context holds %d", request->prompt.count,
-                             e->info.max_model_len);
+        return err_set_field(err, ERR_INVALID, "prompt", "the prompt has %u tokens, the context holds %d",
+                             request->prompt.count, e->info.max_model_len);
     pthread_mutex_lock(&e->mutex);
-    if (e->draining || e->stats.dead) code = err_set(err, ERR_CLOSED, "the engine takes no requests any more");
+    if (e->draining || e->stats.dead)
+        code = err_set(err, ERR_CLOSED, "the engine takes no requests any more");
     else if (e->stats.running + e->stats.waiting >= e->options.max_queued_requests + e->options.max_num_seqs)
         code = err_set(err, ERR_EXHAUSTED, "the queue is full");
     if (code) {
@@ -339,8 +358,7 @@ int engine_submit(struct engine *e, const struct request *request, struct err *e
     *last = r;
     e->stats.submitted++;
     e->stats.waiting++;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
+    unlock_and_wake(e);
     return 0;
 }
 
@@ -351,16 +369,14 @@ void engine_cancel(struct engine *e, uint64_t request_id) {
         e->cancels = mem_realloc(e->cancels, e->cancel_capacity * sizeof *e->cancels);
     }
     e->cancels[e->cancel_count++] = request_id;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
+    unlock_and_wake(e);
 }
 
 void engine_drain(struct engine *e, int64_t deadline_ns) {
     pthread_mutex_lock(&e->mutex);
     e->draining = true;
     e->drain_ns = deadline_ns;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
+    unlock_and_wake(e);
 }
 
 void engine_stats(struct engine *e, struct engine_stats *out) {
@@ -369,6 +385,10 @@ void engine_stats(struct engine *e, struct engine_stats *out) {
     pthread_mutex_unlock(&e->mutex);
 }
 
-int32_t engine_retry_after_s(struct engine *e) { return 1; }
+int32_t engine_retry_after_s(struct engine *e) {
+    return 1;
+}
 void engine_reset_prefix_cache(struct engine *e) {}
-int engine_audit(struct engine *e, struct err *err) { return 0; }
+int engine_audit(struct engine *e, struct err *err) {
+    return 0;
+}

@@ -1,5 +1,5 @@
-/* text.h without a model's files: an id a byte, one end id, and a chat "template" that joins the messages. For tests and
- * benches of the front. Linked before the core library. Immutable; any thread. */
+/* text.h without a model's files: an id a byte, one end id, and a chat "template" that joins the messages. For tests
+ * and benches of the front. Linked before the core library. Immutable; any thread. */
 #include <cjson/cJSON.h>
 #include <string.h>
 
@@ -15,16 +15,25 @@ struct text {
 
 int text_open(const char *model_path, const struct text_options *options, struct text **out, struct err *err) {
     struct text *text = mem_zalloc(1, sizeof *text);
-    text->info = (struct text_info){.vocab = FAKE_END_ID + 1, .token_bytes_max = 5, .bos_id = -1, .eos_ids = {FAKE_END_ID},
-                                    .eos_count = 1, .has_chat_template = true,
-                                    .defaults = {__builtin_nan(""), __builtin_nan(""), __builtin_nan(""), __builtin_nan(""), -1}};
+    text->info = (struct text_info){
+        .vocab = FAKE_END_ID + 1,
+        .token_bytes_max = 5,
+        .bos_id = -1,
+        .eos_ids = {FAKE_END_ID},
+        .eos_count = 1,
+        .has_chat_template = true,
+        .defaults = {__builtin_nan(""), __builtin_nan(""), __builtin_nan(""), __builtin_nan(""), -1}};
     for (int i = 0; i < 256; i++) text->bytes[i] = (char)i;
     *out = text;
     return 0;
 }
 
-void text_close(struct text *text) { mem_free(text); }
-const struct text_info *text_info(const struct text *text) { return &text->info; }
+void text_close(struct text *text) {
+    mem_free(text);
+}
+const struct text_info *text_info(const struct text *text) {
+    return &text->info;
+}
 
 int text_encode(const struct text *text, const char *utf8, size_t bytes, unsigned flags, int32_t *ids, size_t capacity,
                 size_t *count, struct err *err) {
@@ -38,33 +47,40 @@ const char *text_token(const struct text *text, int32_t id, size_t *bytes) {
     return id == FAKE_END_ID ? "<end>" : *bytes ? text->bytes + id : "";
 }
 
-bool text_token_special(const struct text *text, int32_t id) { return id == FAKE_END_ID; }
+bool text_token_special(const struct text *text, int32_t id) {
+    return id == FAKE_END_ID;
+}
 
 void text_decode(const struct text *text, const int32_t *ids, size_t count, bool skip_special, struct buf *out) {
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
         const char *token = text_token(text, ids[i], &bytes);
         if (ids[i] == FAKE_END_ID && skip_special) continue;
-        if (bytes == 1 && (unsigned char)token[0] >= 0x80) buf_append(out, "\xef\xbf\xbd", 3);
-        else buf_append(out, token, bytes);
+        if (bytes == 1 && (unsigned char)token[0] >= 0x80)
+            buf_append(out, "\xef\xbf\xbd", 3);
+        else
+            buf_append(out, token, bytes);
     }
 }
 
 int text_render_chat(const struct text *text, const struct chat_input *input, struct buf *out, struct err *err) {
     for (const cJSON *m = input->messages ? input->messages->child : NULL; m; m = m->next) {
-        const cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role"), *content = cJSON_GetObjectItemCaseSensitive(m, "content");
-        buf_printf(out, "%s: %s\n", cJSON_IsString(role) ? role->valuestring : "", cJSON_IsString(content) ? content->valuestring : "");
+        const cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role"),
+                    *content = cJSON_GetObjectItemCaseSensitive(m, "content");
+        buf_printf(out, "%s: %s\n", cJSON_IsString(role) ? role->valuestring : "",
+                   cJSON_IsString(content) ? content->valuestring : "");
     }
     if (input->add_generation_prompt) buf_append_str(out, "assistant: ");
     return 0;
 }
 
-int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count, size_t count_max,
-                     struct err *err) {
+int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count,
+                     size_t count_max, struct err *err) {
     struct buf rendered = {0};
     text_render_chat(text, input, &rendered, err);
     *ids = mem_alloc((rendered.bytes + 8) * sizeof **ids);
-    int code = text_encode(text, rendered.bytes ? rendered.data : "", rendered.bytes, 0, *ids, rendered.bytes + 8, count, err);
+    int code =
+        text_encode(text, rendered.bytes ? rendered.data : "", rendered.bytes, 0, *ids, rendered.bytes + 8, count, err);
     buf_deinit(&rendered);
     if (code == 0 && *count > count_max) code = err_set(err, ERR_EXHAUSTED, "the prompt has more tokens than fit");
     if (code) {

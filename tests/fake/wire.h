@@ -1,6 +1,6 @@
 /* wire.h: a connection without sockets for tests and fuzzing of the transport: bytes go in, replies come out. The route
- * behind it echoes: "/now" replies at once, "/later" at the next turn, "/stream" in three pieces over turns, "/refuse" is
- * refused at the head with 401, "/nobody" with 405. One thread. */
+ * behind it echoes: "/now" replies at once, "/later" at the next turn, "/stream" in three pieces over turns, "/refuse"
+ * is refused at the head with 401, "/nobody" with 405. One thread. */
 #ifndef QUIRE_TESTS_WIRE_H
 #define QUIRE_TESTS_WIRE_H
 
@@ -16,7 +16,7 @@ struct wire {
     int pieces;                    /* of a stream still to come */
     struct buf out;                /* everything the client would have read */
     int requests, gone, refused, done, last_status;
-    bool woken, hold_output;       /* hold_output: the client does not read */
+    bool woken, hold_output; /* hold_output: the client does not read */
 };
 
 static void wire_gone(void *user) {
@@ -109,8 +109,10 @@ static bool wire_turn(struct wire *w) {
         w->pieces--;
     } else {
         w->waiting = NULL;
-        if (x->begun) http_stream_end(x);
-        else wire_echo(x);
+        if (x->begun)
+            http_stream_end(x);
+        else
+            wire_echo(x);
     }
     wire_flush(w);
     return true;
@@ -124,7 +126,8 @@ static void wire_feed(struct wire *w, const char *data, size_t bytes) {
 
 /* Feeds everything at once and lets all replies come. */
 static void wire_settle(struct wire *w) {
-    while (wire_turn(w)) {}
+    while (wire_turn(w)) {
+    }
 }
 
 #endif

@@ -1,10 +1,10 @@
-/* bench_front: load on the front of a running server, from one thread: keep-alive requests a second, or server-sent events
- * a second. Point it at quire_fake pinned to one core and pin this to another, as tests/bench/front does.
+/* bench_front: load on the front of a running server, from one thread: keep-alive requests a second, or server-sent
+ * events a second. Point it at quire_fake pinned to one core and pin this to another, as tests/bench/front does.
  *
  *   bench_front --port 8000 [--path /health/live] [--body TEXT] [--connections 64] [--depth 1] [--seconds 3]
  *
- * Each connection keeps `depth` requests in flight. A reply is complete by its Content-Length or its last chunk; events are
- * counted as "data:" at the start of a line. */
+ * Each connection keeps `depth` requests in flight. A reply is complete by its Content-Length or its last chunk; events
+ * are counted as "data:" at the start of a line. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -108,8 +108,10 @@ static void client_take(struct bench *b, struct client *c, const char *p, size_t
             c->left -= take;
             i += take;
             if (c->left) continue;
-            if (c->state == REPLY_CHUNK) c->state = REPLY_CHUNK_END;
-            else reply_done(b, c);
+            if (c->state == REPLY_CHUNK)
+                c->state = REPLY_CHUNK_END;
+            else
+                reply_done(b, c);
             continue;
         }
         char ch = p[i++];
@@ -117,10 +119,14 @@ static void client_take(struct bench *b, struct client *c, const char *p, size_t
             if (ch != '\r' && c->line_bytes < sizeof c->line - 1) c->line[c->line_bytes++] = ch;
             continue;
         }
-        if (c->state == REPLY_HEAD) head_line(b, c);
-        else if (c->state == REPLY_CHUNK_SIZE) size_line(c);
-        else if (c->last_chunk) reply_done(b, c);
-        else c->state = REPLY_CHUNK_SIZE;
+        if (c->state == REPLY_HEAD)
+            head_line(b, c);
+        else if (c->state == REPLY_CHUNK_SIZE)
+            size_line(c);
+        else if (c->last_chunk)
+            reply_done(b, c);
+        else
+            c->state = REPLY_CHUNK_SIZE;
     }
 }
 
@@ -165,9 +171,9 @@ static void bench_run(struct bench *b) {
         }
     }
     double seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
-    printf("connections %d  depth %d  seconds %.2f  requests/s %.0f  events/s %.0f  MB/s %.1f  not 200: %llu\n", b->connections,
-           b->depth, seconds, (double)b->replies / seconds, (double)b->events / seconds, (double)b->bytes / seconds / 1e6,
-           (unsigned long long)b->errors);
+    printf("connections %d  depth %d  seconds %.2f  requests/s %.0f  events/s %.0f  MB/s %.1f  not 200: %llu\n",
+           b->connections, b->depth, seconds, (double)b->replies / seconds, (double)b->events / seconds,
+           (double)b->bytes / seconds / 1e6, (unsigned long long)b->errors);
     for (int i = 0; i < b->connections; i++) close(clients[i].fd);
     close(epoll);
     mem_free(clients);
@@ -176,19 +182,29 @@ static void bench_run(struct bench *b) {
 int main(int argc, char **argv) {
     struct bench b = {.port = 8000, .connections = 64, .depth = 1, .seconds = 3, .path = "/health/live"};
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--port") == 0) b.port = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--connections") == 0) b.connections = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--depth") == 0) b.depth = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--seconds") == 0) b.seconds = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--path") == 0) b.path = argv[i + 1];
-        else if (strcmp(argv[i], "--body") == 0) b.body = argv[i + 1];
-        else return fprintf(stderr, "bench_front: unknown flag %s\n", argv[i]), 2;
+        if (strcmp(argv[i], "--port") == 0)
+            b.port = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--connections") == 0)
+            b.connections = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--depth") == 0)
+            b.depth = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--seconds") == 0)
+            b.seconds = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--path") == 0)
+            b.path = argv[i + 1];
+        else if (strcmp(argv[i], "--body") == 0)
+            b.body = argv[i + 1];
+        else
+            return fprintf(stderr, "bench_front: unknown flag %s\n", argv[i]), 2;
     }
-    if (b.connections < 1 || b.depth < 1 || b.seconds < 1) return fprintf(stderr, "bench_front: numbers must be positive\n"), 2;
+    if (b.connections < 1 || b.depth < 1 || b.seconds < 1)
+        return fprintf(stderr, "bench_front: numbers must be positive\n"), 2;
     if (b.body)
-        buf_printf(&b.request, "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+        buf_printf(&b.request,
+                   "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
                    b.path, strlen(b.body), b.body);
-    else buf_printf(&b.request, "GET %s HTTP/1.1\r\nHost: bench\r\n\r\n", b.path);
+    else
+        buf_printf(&b.request, "GET %s HTTP/1.1\r\nHost: bench\r\n\r\n", b.path);
     bench_run(&b);
     buf_deinit(&b.request);
     return b.errors != 0;

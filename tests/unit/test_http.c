@@ -1,5 +1,5 @@
-/* The transport over a connection without sockets: grammar, limits, order, back-pressure, and that no split of the bytes
- * changes the replies. */
+/* The transport over a connection without sockets: grammar, limits, order, back-pressure, and that no split of the
+ * bytes changes the replies. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +45,8 @@ static void test_good(void **state) {
     expect_status("GET /now HTTP/1.1\r\n" H "\r\n", 200, true);
     expect_status("\r\nGET /now HTTP/1.1\r\n" H "\r\n", 200, true);
     expect_status("POST /now?a=b HTTP/1.1\r\n" H "Content-Length: 3\r\n\r\nabc", 200, true);
-    expect_status("POST /now HTTP/1.1\r\n" H "Transfer-Encoding: Chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\n", 200, true);
+    expect_status("POST /now HTTP/1.1\r\n" H "Transfer-Encoding: Chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\n", 200,
+                  true);
     expect_status("GET /now HTTP/1.0\r\n\r\n", 200, false);
     expect_status("GET http://b/now HTTP/1.1\r\n" H "\r\n", 200, true);
     expect_status("GET /now HTTP/1.1\r\n" H "Connection: close\r\n\r\n", 200, false);
@@ -61,19 +62,19 @@ static void test_bad(void **state) {
         int status;
         const char *request;
     } cases[] = {
-        {400, "GET /now HTTP/1.1\r\n\r\n"},                                            /* no Host */
-        {400, "GET /now HTTP/1.1\r\n" H H "\r\n"},                                     /* two */
-        {400, "GET /now HTTP/1.1\r\nHost: a b\r\n\r\n"},                               /* malformed */
-        {400, "GET /now HTTP/1.1\n" H "\r\n"},                                         /* bare LF */
+        {400, "GET /now HTTP/1.1\r\n\r\n"},              /* no Host */
+        {400, "GET /now HTTP/1.1\r\n" H H "\r\n"},       /* two */
+        {400, "GET /now HTTP/1.1\r\nHost: a b\r\n\r\n"}, /* malformed */
+        {400, "GET /now HTTP/1.1\n" H "\r\n"},           /* bare LF */
         {400, "GET /now HTTP/1.1\r\nHost: a\n\r\n"},
-        {400, "GET /now HTTP/1.1\r\nHost: a\r\r\n\r\n"},                               /* bare CR */
-        {400, "GET /now HTTP/1.1\r\n" H "A: b\r\n c\r\n\r\n"},                         /* folded */
-        {400, "GET /now HTTP/1.1\r\n" H "A : b\r\n\r\n"},                              /* space before colon */
+        {400, "GET /now HTTP/1.1\r\nHost: a\r\r\n\r\n"},       /* bare CR */
+        {400, "GET /now HTTP/1.1\r\n" H "A: b\r\n c\r\n\r\n"}, /* folded */
+        {400, "GET /now HTTP/1.1\r\n" H "A : b\r\n\r\n"},      /* space before colon */
         {400, "GET /now HTTP/1.1\r\n" H "A\x01: b\r\n\r\n"},
         {400, "GET /now HTTP/1.1\r\n" H "A: b\x01\r\n\r\n"},
         {400, "GET /now HTTP/1.1\r\n" H ": b\r\n\r\n"},
         {400, "GET /now HTTP/1.1\r\n" H "nocolon\r\n\r\n"},
-        {400, "GET /n\xc3\xa9 HTTP/1.1\r\n" H "\r\n"},                                 /* not ASCII */
+        {400, "GET /n\xc3\xa9 HTTP/1.1\r\n" H "\r\n"}, /* not ASCII */
         {400, "GET /%zz HTTP/1.1\r\n" H "\r\n"},
         {400, "GET /%00 HTTP/1.1\r\n" H "\r\n"},
         {400, "GET /%4 HTTP/1.1\r\n" H "\r\n"},
@@ -82,7 +83,7 @@ static void test_bad(void **state) {
         {400, "CONNECT a:80 HTTP/1.1\r\n" H "\r\n"},
         {400, "get /now HTTP/1.1\r\n" H "\r\n"},
         {400, "BREW /now HTTP/1.1\r\n" H "\r\n"},
-        {400, "\x16\x03\x01\x02\x01"},                                                 /* a TLS hello */
+        {400, "\x16\x03\x01\x02\x01"}, /* a TLS hello */
         {400, "POST /now HTTP/1.1\r\n" H "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc"},
         {400, "POST /now HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n"},
         {400, "POST /now HTTP/1.1\r\n" H "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc"},
@@ -110,7 +111,8 @@ static void test_bad(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) expect_status(cases[i].request, cases[i].status, false);
     struct http_limits limits = small_limits();
     struct wire w;
-    static const char *const codings[] = {"gzip, chunked", "identity", "xchunked", "chunked, chunked", "chunked,", "\"chunked\""};
+    static const char *const codings[] = {"gzip, chunked",    "identity", "xchunked",
+                                          "chunked, chunked", "chunked,", "\"chunked\""};
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++) {
         char text[200];
         snprintf(text, sizeof text, "POST /now HTTP/1.1\r\n" H "Transfer-Encoding: %s\r\n\r\n0\r\n\r\n", codings[i]);
@@ -165,15 +167,17 @@ static void replies(const char *text, size_t bytes, size_t step, size_t cut, str
 
 static void test_splits(void **state) {
     static const char *const streams[] = {
-        "GET /now HTTP/1.1\r\n" H "\r\nPOST /later HTTP/1.1\r\n" H "Content-Length: 5\r\n\r\nhelloGET /stream?x HTTP/1.1\r\n" H
-        "\r\nPOST /now HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;a=b\r\n!\r\n0\r\nX: y\r\n\r\n"
+        "GET /now HTTP/1.1\r\n" H "\r\nPOST /later HTTP/1.1\r\n" H
+        "Content-Length: 5\r\n\r\nhelloGET /stream?x HTTP/1.1\r\n" H "\r\nPOST /now HTTP/1.1\r\n" H
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;a=b\r\n!\r\n0\r\nX: y\r\n\r\n"
         "HEAD /now HTTP/1.1\r\n" H "\r\nGET /refuse HTTP/1.1\r\n" H "\r\n\r\nGET /%6eow HTTP/1.0\r\n\r\nGET /now",
         "POST /now HTTP/1.1\r\n" H "Expect: 100-continue\r\nContent-Length: 2\r\n\r\nokGET /now HTTP/1.1\r\nHost: a\nX",
         "POST /later HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n40\r\n"
         "0123456789012345678901234567890123456789012345678901234567890123\r\n1\r\nx\r\n0\r\n\r\n",
         "GET /stream HTTP/1.0\r\n\r\n",
         "GET /now HTTP/1.1\r\n" H "a:1\r\nb:1\r\nc:1\r\nd:1\r\ne:1\r\nf:1\r\ng:1\r\nbad name : 1\r\n\r\n",
-        "GET /stream HTTP/1.1\r\n" H "\r\nPOST /refuse HTTP/1.1\r\n" H "Content-Length: 4\r\n\r\nGET /now HTTP/1.1\r\n" H "\r\n",
+        "GET /stream HTTP/1.1\r\n" H "\r\nPOST /refuse HTTP/1.1\r\n" H
+        "Content-Length: 4\r\n\r\nGET /now HTTP/1.1\r\n" H "\r\n",
     };
     for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) {
         struct buf whole = {0}, split = {0};
@@ -194,7 +198,8 @@ static void test_splits(void **state) {
 static void test_order(void **state) {
     struct http_limits limits = small_limits();
     struct wire w;
-    const char *text = "GET /later?1 HTTP/1.1\r\n" H "\r\nGET /now?2 HTTP/1.1\r\n" H "\r\nGET /later?3 HTTP/1.1\r\n" H "\r\n";
+    const char *text =
+        "GET /later?1 HTTP/1.1\r\n" H "\r\nGET /now?2 HTTP/1.1\r\n" H "\r\nGET /later?3 HTTP/1.1\r\n" H "\r\n";
     wire_open(&w, &limits);
     wire_feed(&w, text, strlen(text));
     assert_int_equal(w.requests, 1);
@@ -230,7 +235,8 @@ static void test_head_method(void **state) {
     struct http_limits limits = small_limits();
     struct wire w;
     wire_open(&w, &limits);
-    wire_all(&w, "HEAD /now HTTP/1.1\r\n" H "\r\nHEAD /stream HTTP/1.1\r\n" H "\r\n", strlen("HEAD /now HTTP/1.1\r\n" H "\r\nHEAD /stream HTTP/1.1\r\n" H "\r\n"));
+    wire_all(&w, "HEAD /now HTTP/1.1\r\n" H "\r\nHEAD /stream HTTP/1.1\r\n" H "\r\n",
+             strlen("HEAD /now HTTP/1.1\r\n" H "\r\nHEAD /stream HTTP/1.1\r\n" H "\r\n"));
     assert_non_null(strstr(w.out.data, "Content-Length: "));
     assert_null(strstr(w.out.data, "[/now]"));
     assert_null(strstr(w.out.data, "piece"));
@@ -264,8 +270,10 @@ static void test_gone(void **state) {
         wire_open(&w, &limits);
         snprintf(text, sizeof text, "GET %s HTTP/1.1\r\n" H "\r\n", paths[i & 1]);
         wire_feed(&w, text, strlen(text));
-        if (i & 2) http_conn_eof(&w.conn);
-        else http_conn_lost(&w.conn);
+        if (i & 2)
+            http_conn_eof(&w.conn);
+        else
+            http_conn_lost(&w.conn);
         assert_int_equal(w.gone, 1);
         assert_int_equal(w.done, 1);
         assert_int_equal(w.last_status, HTTP_STATUS_GONE);
@@ -284,7 +292,9 @@ static void test_gone(void **state) {
 }
 
 static int drained_calls;
-static void on_drained(void *user) { drained_calls++; }
+static void on_drained(void *user) {
+    drained_calls++;
+}
 
 static void test_backpressure(void **state) {
     struct http_limits limits = small_limits();
@@ -369,18 +379,26 @@ static void test_headers(void **state) {
 }
 
 static void test_sizes(void **state) {
-    assert_true(sizeof(struct http_conn) < 768); /* an idle connection is this, a socket handle and links: below 2 KiB */
+    assert_true(sizeof(struct http_conn) <
+                768); /* an idle connection is this, a socket handle and links: below 2 KiB */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),       cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_long),       cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_order),      cmocka_unit_test(test_continue),
-        cmocka_unit_test(test_head_method), cmocka_unit_test(test_stream_framing),
-        cmocka_unit_test(test_gone),       cmocka_unit_test(test_backpressure),
-        cmocka_unit_test(test_pipelining_bound), cmocka_unit_test(test_body_total),
-        cmocka_unit_test(test_headers),    cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_good),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_continue),
+        cmocka_unit_test(test_head_method),
+        cmocka_unit_test(test_stream_framing),
+        cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_backpressure),
+        cmocka_unit_test(test_pipelining_bound),
+        cmocka_unit_test(test_body_total),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

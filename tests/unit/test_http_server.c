@@ -1,5 +1,5 @@
-/* The carrier on real sockets: what a request must not wait for, and that nothing is left open. Time limits are short here,
- * and the clients sit in the same thread. */
+/* The carrier on real sockets: what a request must not wait for, and that nothing is left open. Time limits are short
+ * here, and the clients sit in the same thread. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +43,8 @@ static void on_request(void *user, struct http_exchange *x) {
     http_stream_begin(x, 200, "text/event-stream");
 }
 
-static void on_refused(void *user, struct http_exchange *x, int status, const char *why, struct buf *body, const char **type) {
+static void on_refused(void *user, struct http_exchange *x, int status, const char *why, struct buf *body,
+                       const char **type) {
     buf_printf(body, "%s", why);
 }
 
@@ -55,7 +56,8 @@ static void on_done(void *user, struct http_exchange *x, int status, size_t byte
 
 static void host_open(struct host *h) {
     struct http_limits limits = http_limits_default;
-    struct http_callbacks callbacks = {.on_request = on_request, .on_refused = on_refused, .on_done = on_done, .user = h};
+    struct http_callbacks callbacks = {
+        .on_request = on_request, .on_refused = on_refused, .on_done = on_done, .user = h};
     struct err err = {0};
     *h = (struct host){0};
     limits.header_timeout_ns = limits.body_timeout_ns = limits.idle_timeout_ns = 300 * NS_PER_MS;
@@ -218,7 +220,8 @@ static void test_drain(void **state) {
     char text[1024];
     bool ended;
     host_open(&h);
-    int busy = client_open(&h, "GET /hold HTTP/1.1\r\n" H "\r\n"), idle = client_open(&h, "GET /now HTTP/1.1\r\n" H "\r\n");
+    int busy = client_open(&h, "GET /hold HTTP/1.1\r\n" H "\r\n"),
+        idle = client_open(&h, "GET /now HTTP/1.1\r\n" H "\r\n");
     host_run(&h, 50);
     http_server_drain(h.server);
     host_run(&h, 20);
@@ -264,8 +267,8 @@ static void test_listen_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_timeouts),    cmocka_unit_test(test_drip),         cmocka_unit_test(test_stuck_reader),
-        cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_gone_at_once), cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_timeouts),      cmocka_unit_test(test_drip),         cmocka_unit_test(test_stuck_reader),
+        cmocka_unit_test(test_slow_reader),   cmocka_unit_test(test_gone_at_once), cmocka_unit_test(test_drain),
         cmocka_unit_test(test_listen_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

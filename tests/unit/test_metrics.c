@@ -18,7 +18,8 @@
 static struct buf scrape(struct metrics *m, const struct engine_stats *stats) {
     struct buf out = {0};
     struct engine_info info = {.page_size = 64, .pages_total = 10, .kv_dtype = DTYPE_F16, .max_model_len = 2048};
-    struct metrics_scrape from = {.engine = stats, .info = &info, .connections = 3, .ready = true, .start_seconds = 0.25};
+    struct metrics_scrape from = {
+        .engine = stats, .info = &info, .connections = 3, .ready = true, .start_seconds = 0.25};
     metrics_write(m, &from, &out);
     return out;
 }
@@ -35,7 +36,10 @@ static double value_of(const struct buf *text, const char *series) {
 static void test_text(void **state) {
     struct metrics *m = metrics_open();
     metrics_set_model(m, "a\"b\\c\nd", 2048);
-    struct engine_stats stats = {.running = 2, .pages_total = 10, .pages_held = 5, .pages_free = 5,
+    struct engine_stats stats = {.running = 2,
+                                 .pages_total = 10,
+                                 .pages_held = 5,
+                                 .pages_free = 5,
                                  .finished = {[FINISH_STOP] = 4, [FINISH_ABORT] = 1}};
     struct buf out = scrape(m, &stats);
     char *copy = strdup(out.data), *rest = copy;
@@ -64,16 +68,28 @@ static void test_text(void **state) {
 static void test_counts(void **state) {
     struct metrics *m = metrics_open();
     metrics_set_model(m, "m", 2048);
-    struct engine_stats stats = {.running = 2, .waiting = 7, .pages_total = 10, .pages_held = 5, .finished = {[FINISH_STOP] = 4},
-                                 .steps = 3, .step_tokens_bucket = {1, 2}, .step_tokens_sum = 9};
+    struct engine_stats stats = {.running = 2,
+                                 .waiting = 7,
+                                 .pages_total = 10,
+                                 .pages_held = 5,
+                                 .finished = {[FINISH_STOP] = 4},
+                                 .steps = 3,
+                                 .step_tokens_bucket = {1, 2},
+                                 .step_tokens_sum = 9};
     metrics_request_admitted(m, 3, 100);
     metrics_first_token(m, 1000, 1000 + 30 * NS_PER_MS);
     metrics_further_tokens(m, 1000, 1000 + 40 * NS_PER_MS, 4);
     metrics_further_tokens(m, 2000, 1000, 4); /* backwards: not observed */
     metrics_further_tokens(m, 0, 1000, 4);
-    struct metrics_request r = {.arrival_ns = 1, .scheduled_ns = 1 + NS_PER_MS, .first_token_ns = 1 + 31 * NS_PER_MS,
-                                .last_token_ns = 1 + 131 * NS_PER_MS, .finished_ns = 1 + 132 * NS_PER_MS, .prompt_tokens = 12,
-                                .cached_tokens = 4, .output_tokens = 11, .max_output_tokens = 11};
+    struct metrics_request r = {.arrival_ns = 1,
+                                .scheduled_ns = 1 + NS_PER_MS,
+                                .first_token_ns = 1 + 31 * NS_PER_MS,
+                                .last_token_ns = 1 + 131 * NS_PER_MS,
+                                .finished_ns = 1 + 132 * NS_PER_MS,
+                                .prompt_tokens = 12,
+                                .cached_tokens = 4,
+                                .output_tokens = 11,
+                                .max_output_tokens = 11};
     metrics_request_finished(m, &r);
     struct metrics_request never = {.arrival_ns = 1, .finished_ns = 2};
     metrics_request_finished(m, &never);
@@ -135,8 +151,8 @@ static void test_auth(void **state) {
     assert_true(auth_allows(&auth, NULL));
 }
 
-static void expect_health(const struct health *h, enum health_probe probe, const struct engine_stats *stats, bool draining,
-                          int64_t now_ns, int status, const char *word) {
+static void expect_health(const struct health *h, enum health_probe probe, const struct engine_stats *stats,
+                          bool draining, int64_t now_ns, int status, const char *word) {
     struct buf body = {0};
     int got = health_answer(h, probe, stats, draining, now_ns, &body);
     if (got != status || !strstr(body.data, word)) fail_msg("wanted %d %s, got %d %s", status, word, got, body.data);

@@ -15,7 +15,9 @@
 #include "server/options_table.h"
 
 #define ARGS(...)                                                                                                      \
-    (char *const[]) { __VA_ARGS__ }
+    (char *const[]) {                                                                                                  \
+        __VA_ARGS__                                                                                                    \
+    }
 #define PARSE(options, err, ...)                                                                                       \
     options_parse(options, (int)(sizeof(ARGS(__VA_ARGS__)) / sizeof(char *)), ARGS(__VA_ARGS__), err)
 
@@ -44,7 +46,8 @@ static void test_values(void **state) {
     assert_int_equal(PARSE(&o, &err, "model.gguf", "--port", "9000", "--max_model_len=4K", "--no-enable-prefix-caching",
                            "--served-model-name", "a", "b", "--block-size", "128", "--kv-cache-memory-bytes", "1.5G",
                            "--gpu-memory-utilization=0.25", "--device", "cpu", "--seed", "18446744073709551615",
-                           "--cpu-activations=f32", "--enable-log-requests", "--metrics-auth=false"), 0);
+                           "--cpu-activations=f32", "--enable-log-requests", "--metrics-auth=false"),
+                     0);
     assert_string_equal(o.model, "model.gguf");
     assert_int_equal(o.port, 9000);
     assert_int_equal(o.max_model_len, 4096);
@@ -60,6 +63,9 @@ static void test_values(void **state) {
     assert_true(o.enable_log_requests);
     assert_false(o.metrics_auth);
     assert_non_null(strstr(o.changed.data, "port=9000"));
+    options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--enable-log-requests", "--disable-log-requests"), 0);
+    assert_false(o.enable_log_requests);
     options_deinit(&o);
 }
 
@@ -97,7 +103,8 @@ static void test_mistakes(void **state) {
         struct options o;
         struct err err = {0};
         int code = PARSE(&o, &err, (char *)cases[i][0], (char *)cases[i][1]);
-        if (code == 0 || !strstr(err.text, cases[i][2])) fail_msg("%s %s: %d \"%s\"", cases[i][0], cases[i][1], code, err.text);
+        if (code == 0 || !strstr(err.text, cases[i][2]))
+            fail_msg("%s %s: %d \"%s\"", cases[i][0], cases[i][1], code, err.text);
         options_deinit(&o);
     }
     struct options o;
