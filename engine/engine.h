@@ -54,7 +54,7 @@ struct engine_info {
     int32_t vocab, max_model_len, model_context, page_size, pages_total, max_num_seqs, max_num_batched_tokens;
     int64_t parameters;
     enum dtype kv_dtype, weight_dtype;
-    size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token, host_bytes;
+    size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token;
     int32_t phase_count;
     struct engine_phase phases[8];
 };

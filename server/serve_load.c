@@ -163,7 +163,7 @@ void serve_report(const struct serve *serve) {
              mib(i->kv_bytes), i->pages_total, i->page_size, (long long)i->pages_total * i->page_size,
              dtype_info(i->kv_dtype)->name, i->kv_bytes_per_token);
     log_info("memory workspace", "mib=%.1f", mib(i->workspace_bytes));
-    log_info("memory host", "mib=%.1f resident_mib=%.1f", mib(i->host_bytes), mib(mem_resident_bytes()));
+    log_info("memory process", "resident_mib=%.1f", mib(mem_resident_bytes()));
     log_info("limits", "max_num_seqs=%d max_num_batched_tokens=%d max_num_queued_reqs=%d requests_of_full_length=%.1f",
              i->max_num_seqs, i->max_num_batched_tokens, serve->options.max_num_queued_reqs,
              i->max_model_len > 0 ? (double)i->pages_total * i->page_size / i->max_model_len : 0.0);
