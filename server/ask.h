@@ -136,6 +136,8 @@ int ask_read_ids(const struct cJSON *array, const char *key, int32_t vocab, size
 void ask_set_prompt(struct ask *ask, int32_t *ids, size_t count);
 /* Encodes what came as text and fits everything into the context. */
 int ask_encode(struct ask *ask, const struct ask_view *view, struct err *err);
+/* The fewest tokens that so many bytes of text can have. */
+size_t ask_tokens_least(const struct ask_view *view, size_t bytes);
 /* Is a text of so many bytes too long for the context whatever its tokens are? */
 bool ask_text_absurd(const struct ask_view *view, size_t bytes);
 

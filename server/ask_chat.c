@@ -145,8 +145,7 @@ int ask_read_chat(struct ask *ask, const struct ask_view *view, struct err *err)
     if ((rc = json_read_bool(ask->tree, "add_special_tokens", &add_special, err))) return rc;
     size_t bytes = messages_bytes(input.messages);
     if (!ask->truncate && ask_text_absurd(view, bytes))
-        return ask->dialect->too_long(ask, view->max_model_len, (int64_t)(bytes / (size_t)view->info->token_bytes_max),
-                                      true, err);
+        return ask->dialect->too_long(ask, view->max_model_len, (int64_t)ask_tokens_least(view, bytes), true, err);
     rc = text_encode_chat(view->text, &input, &ids, &count, most, err);
     if (rc == ERR_EXHAUSTED) return ask->dialect->too_long(ask, view->max_model_len, (int64_t)count, true, err);
     if (rc) return rc;

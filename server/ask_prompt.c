@@ -112,8 +112,13 @@ void ask_set_prompt(struct ask *ask, int32_t *ids, size_t count) {
 
 /* ---- encoding --------------------------------------------------------------------------------------------------- */
 
+size_t ask_tokens_least(const struct ask_view *view, size_t bytes) {
+    int32_t longest = view->info->token_bytes_max;
+    return bytes / (size_t)(longest > 0 ? longest : 1);
+}
+
 bool ask_text_absurd(const struct ask_view *view, size_t bytes) {
-    return bytes / (size_t)view->info->token_bytes_max > (size_t)view->max_model_len;
+    return ask_tokens_least(view, bytes) > (size_t)view->max_model_len;
 }
 
 static int text_encode_prompt(struct ask *ask, const struct ask_view *view, struct ask_prompt *prompt,
@@ -126,9 +131,8 @@ static int text_encode_prompt(struct ask *ask, const struct ask_view *view, stru
                              prompt->text_bytes);
     if (!ask->truncate) {
         if (ask_text_absurd(view, prompt->text_bytes))
-            return ask->dialect->too_long(ask, view->max_model_len,
-                                          (int64_t)(prompt->text_bytes / (size_t)view->info->token_bytes_max), true,
-                                          err);
+            return ask->dialect->too_long(ask, view->max_model_len, (int64_t)ask_tokens_least(view, prompt->text_bytes),
+                                          true, err);
         if (capacity > context + 1) capacity = context + 1;
     }
     prompt->ids = mem_alloc(capacity * sizeof *prompt->ids);
