@@ -203,6 +203,7 @@ int op_kv_copy(struct backend *backend, const struct op_kv_copy_args *args, stru
 
 /* Per-slot sampling state on the device: which ids the prompt holds and how often each was drawn. */
 struct sample_state; /* opaque */
+size_t sample_state_bytes(int32_t slots, int32_t vocab); /* MEMORY_WORKSPACE that it takes; SIZE_MAX: too many to count */
 int sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out, struct err *err);
 void sample_state_close(struct backend *backend, struct sample_state *state);
 int32_t *sample_state_last_token(struct sample_state *state); /* [slots] device, for op_embed */

@@ -4,6 +4,8 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/ops_private.h"
 
+size_t sample_state_bytes(int32_t slots, int32_t vocab) { return cpu_sample_state_bytes(slots, vocab); }
+
 int sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
                       struct err *err) {
     CONTRACT(slots > 0 && vocab > 0);

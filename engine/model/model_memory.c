@@ -72,7 +72,8 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
         !kv_page_bytes(&files->spec, limits, &layer_page_bytes) ||
         !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
-    out->workspace_bytes = workspace.bytes;
+    if (!size_add(workspace.bytes, sample_state_bytes(limits->max_num_seqs, files->spec.vocab), &out->workspace_bytes))
+        return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
     return weights_plan(files, backend, &out->weight_bytes, err);
 }

@@ -18,6 +18,7 @@ int cpu_op_kv_copy(struct backend *backend, const struct op_kv_copy_args *args, 
 int cpu_op_sample_reset(struct backend *backend, const struct op_sample_reset_args *args, struct err *err);
 int cpu_op_sample(struct backend *backend, const struct op_sample_args *args, struct err *err);
 
+size_t cpu_sample_state_bytes(int32_t slots, int32_t vocab);
 int cpu_sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
                           struct err *err);
 void cpu_sample_state_close(struct backend *backend, struct sample_state *state);

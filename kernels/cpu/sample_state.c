@@ -4,11 +4,20 @@
 #include "engine/base/mem.h"
 #include "kernels/cpu/cpu_ops.h"
 
+static bool state_sizes(int32_t slots, int32_t vocab, size_t *tokens, size_t *table, size_t *bytes) {
+    return size_align((size_t)slots * sizeof(int32_t), 64, tokens) && size_mul((size_t)slots, (size_t)vocab, table) &&
+           size_mul(*table, 2 * sizeof(int32_t), bytes) && size_add(*bytes, *tokens, bytes);
+}
+
+size_t cpu_sample_state_bytes(int32_t slots, int32_t vocab) {
+    size_t tokens, table, bytes;
+    return state_sizes(slots, vocab, &tokens, &table, &bytes) ? bytes : SIZE_MAX;
+}
+
 int cpu_sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
                           struct err *err) {
     size_t tokens, table, bytes;
-    if (!size_align((size_t)slots * sizeof(int32_t), 64, &tokens) || !size_mul((size_t)slots, (size_t)vocab, &table) ||
-        !size_mul(table, 2 * sizeof(int32_t), &bytes) || !size_add(bytes, tokens, &bytes))
+    if (!state_sizes(slots, vocab, &tokens, &table, &bytes))
         return err_set(err, ERR_NOMEM, "sampling state of %d slots and %d tokens is too large", slots, vocab);
     void *memory;
     int rc = backend_alloc(backend, MEMORY_WORKSPACE, bytes, &memory, err);

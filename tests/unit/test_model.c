@@ -129,7 +129,7 @@ static struct tiny_model tiny(const char *architecture, const char *extra) {
 }
 
 static void open_model(struct run *r, const char *path, enum cpu_activations activations, enum dtype kv) {
-    struct backend_options backend = {.device = DEVICE_CPU, .threads = 2, .cpu_activations = activations};
+    struct backend_options backend = {.device = DEVICE_CPU, .threads = 2, .cpu_activations = activations, .cpu_isa = getenv("QUIRE_TEST_ISA")};
     struct model_options options = {.limits = {.max_num_seqs = SLOTS, .max_num_batched_tokens = 256, .max_model_len = 128,
                                                .page_size = PAGE, .kv_dtype = kv},
                                     .pages_total = 600};
@@ -240,6 +240,17 @@ static void test_granite(void **state) {
     ref.embed_scale = 3, ref.residual_scale = 0.4, ref.attn_scale = 0.125, ref.logit_scale = 0.25;
     check_family(&m, &ref);
 }
+
+static void check_dtype(int dtype) {
+    struct tiny_model m = tiny("Qwen3ForCausalLM", ",\"attention_bias\":true");
+    m.dtype = dtype == DTYPE_F16 ? TINY_F16 : TINY_BF16;
+    m.qk_norm = m.qkv_bias = m.output_bias = 1;
+    struct reference ref = reference_default(&m);
+    check_family(&m, &ref);
+}
+
+static void test_bf16_weights(void **state) { check_dtype(DTYPE_BF16); }
+static void test_f16_weights(void **state) { check_dtype(DTYPE_F16); }
 
 /* ---- the same bits ------------------------------------------------------------------------------------------------ */
 
@@ -395,7 +406,7 @@ static void test_memory_plan(void **state) {
     assert_int_equal(memory.weight_bytes, backend_allocated_bytes(r.backend, MEMORY_WEIGHTS));
     assert_int_equal(memory.kv_page_bytes * 600, backend_allocated_bytes(r.backend, MEMORY_KV));
     assert_int_equal(memory.kv_token_bytes, 4 * 2 * 2 * 16 * 2);
-    assert_true(memory.workspace_bytes <= backend_allocated_bytes(r.backend, MEMORY_WORKSPACE));
+    assert_int_equal(memory.workspace_bytes, backend_allocated_bytes(r.backend, MEMORY_WORKSPACE));
     struct model_limits bad = r.limits;
     bad.kv_dtype = DTYPE_Q8_0;
     assert_int_equal(model_memory_plan(r.files, r.backend, &bad, &memory, &err), ERR_UNSUPPORTED);
@@ -432,7 +443,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),     cmocka_unit_test(test_llama_biases), cmocka_unit_test(test_mistral),
         cmocka_unit_test(test_qwen2),     cmocka_unit_test(test_qwen3),        cmocka_unit_test(test_smollm3),
-        cmocka_unit_test(test_granite),   cmocka_unit_test(test_bits_f32),     cmocka_unit_test(test_bits_int8),
+        cmocka_unit_test(test_granite),   cmocka_unit_test(test_bf16_weights), cmocka_unit_test(test_f16_weights),
+        cmocka_unit_test(test_bits_f32),     cmocka_unit_test(test_bits_int8),
         cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan), cmocka_unit_test(test_dummy_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 #define QUIRE_TESTS_TINY_MODEL_H
 
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ struct tiny_model {
     const char *architecture, *extra; /* `extra`: more members of config.json, with a leading comma, or "" */
     int layers, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab;
     int qkv_bias, output_bias, qk_norm, tied;
+    enum { TINY_F32, TINY_F16, TINY_BF16 } dtype; /* weights are rounded so that the type holds them exactly */
     char folder[64];
     struct tiny_tensor tensors[TINY_TENSORS_MAX];
     int tensor_count;
@@ -40,6 +42,21 @@ static inline float tiny_random(struct tiny_model *m) {
     return (float)((double)(z >> 11) / 4503599627370496.0 - 1.0);
 }
 
+/* Below 2 a multiple of 2^-9 is exact in f16, and one of 2^-7 in bf16. */
+static inline float tiny_round(const struct tiny_model *m, float value) {
+    float unit = m->dtype == TINY_F16 ? 512 : 128;
+    return m->dtype == TINY_F32 ? value : (float)(int)(value * unit) / unit;
+}
+
+/* A rounded value in the two bytes of its type. */
+static inline uint16_t tiny_half(const struct tiny_model *m, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (m->dtype == TINY_BF16) return (uint16_t)(bits >> 16);
+    if (value == 0) return 0;
+    return (uint16_t)((bits >> 16 & 0x8000u) | ((bits >> 23 & 255u) - 112u) << 10 | (bits >> 13 & 1023u));
+}
+
 static inline void tiny_add(struct tiny_model *m, const char *name, int layer, int rows, int cols, float scale,
                             float offset) {
     struct tiny_tensor *t = &m->tensors[m->tensor_count++];
@@ -51,7 +68,7 @@ static inline void tiny_add(struct tiny_model *m, const char *name, int layer, i
     t->rows = rows;
     t->cols = cols;
     t->data = mem_alloc(count * sizeof(float));
-    for (size_t i = 0; i < count; i++) t->data[i] = offset + scale * tiny_random(m);
+    for (size_t i = 0; i < count; i++) t->data[i] = tiny_round(m, offset + scale * tiny_random(m));
 }
 
 static inline const float *tiny_get(const struct tiny_model *m, const char *name, int layer) {
@@ -95,26 +112,36 @@ static inline void tiny_write(const struct tiny_model *m, const char *file, cons
     fclose(f);
 }
 
-static inline size_t tiny_bytes(const struct tiny_tensor *t) { return (size_t)(t->rows ? t->rows : 1) * (size_t)t->cols * 4; }
+static inline size_t tiny_count(const struct tiny_tensor *t) { return (size_t)(t->rows ? t->rows : 1) * (size_t)t->cols; }
+
+static inline void tiny_append_values(const struct tiny_model *m, const struct tiny_tensor *t, struct buf *out) {
+    for (size_t i = 0; i < tiny_count(t); i++) {
+        uint16_t half = m->dtype ? tiny_half(m, t->data[i]) : 0;
+        if (m->dtype) buf_append(out, &half, 2);
+        else buf_append(out, &t->data[i], 4);
+    }
+}
 
 /* One safetensors file of tensors first, first + step, … */
 static inline void tiny_write_tensors(const struct tiny_model *m, const char *file, int first, int step) {
+    static const char *const names[] = {"F32", "F16", "BF16"};
     struct buf head = {0}, out = {0};
     size_t at = 0;
     buf_append_str(&head, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = first; i < m->tensor_count; i += step) {
         const struct tiny_tensor *t = &m->tensors[i];
-        buf_printf(&head, ",\"%s\":{\"dtype\":\"F32\",\"shape\":[", t->name);
+        size_t bytes = tiny_count(t) * (m->dtype ? 2 : 4);
+        buf_printf(&head, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, names[m->dtype]);
         if (t->rows) buf_printf(&head, "%d,%d", t->rows, t->cols);
         else buf_printf(&head, "%d", t->cols);
-        buf_printf(&head, "],\"data_offsets\":[%zu,%zu]}", at, at + tiny_bytes(t));
-        at += tiny_bytes(t);
+        buf_printf(&head, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
+        at += bytes;
     }
     buf_append_str(&head, "}");
     uint64_t bytes = head.bytes;
     buf_append(&out, &bytes, 8);
     buf_append(&out, head.data, head.bytes);
-    for (int i = first; i < m->tensor_count; i += step) buf_append(&out, m->tensors[i].data, tiny_bytes(&m->tensors[i]));
+    for (int i = first; i < m->tensor_count; i += step) tiny_append_values(m, &m->tensors[i], &out);
     tiny_write(m, file, out.data, out.bytes);
     buf_deinit(&head);
     buf_deinit(&out);
