@@ -69,9 +69,10 @@ void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
 
 /* ---- a block of a group ------------------------------------------------------------------------------------------- */
 
-INLINE bool dtype_is_q5(enum dtype dtype) { return dtype == DTYPE_Q5_0 || dtype == DTYPE_Q5_1; }
-INLINE bool dtype_quantised(enum dtype dtype) { return dtype >= DTYPE_Q4_0; }
-INLINE size_t quant_block_bytes(enum dtype dtype) { return dtype == DTYPE_Q8_0 ? 256 : dtype_is_q5(dtype) ? 160 : 128; }
+/* How quants are packed: what the inner loops are compiled for. */
+enum quant_kind { QUANT_Q4, QUANT_Q5, QUANT_Q8 };
+
+INLINE size_t quant_block_bytes(enum quant_kind kind) { return kind == QUANT_Q8 ? 256 : kind == QUANT_Q5 ? 160 : 128; }
 
 INLINE __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
@@ -81,31 +82,23 @@ INLINE __m256i fifth_bit(__m256i w, __m256i high, int v) {
     return _mm256_or_si256(w, _mm256_and_si256(bit, _mm256_set1_epi8(16)));
 }
 
-/* The word of columns 4v .. 4v+3 into w[v]. */
-INLINE void block_unpack(enum dtype dtype, const uint8_t *quants, __m256i w[8]) {
-    const __m256i low = _mm256_set1_epi8(15);
-    if (dtype == DTYPE_Q8_0) {
-        for (int v = 0; v < 8; v++) w[v] = load256(quants + 32 * v);
-        return;
-    }
-    for (int v = 0; v < 4; v++) {
-        __m256i both = load256(quants + 32 * v);
-        w[v] = _mm256_and_si256(both, low);
-        w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-    }
-    if (!dtype_is_q5(dtype)) return;
-    __m256i high = load256(quants + 128);
-    for (int v = 0; v < 8; v++) w[v] = fifth_bit(w[v], high, v);
+/* The scales of one group, and its minimums m: read, or d * offset where q = 0 stands for -8 (q4_0) or -16 (q5_0). */
+struct group_scales {
+    const uint8_t *scales, *minimums; /* [blocks, 8] f16; minimums NULL: d * offset */
+    float offset;
+};
+
+INLINE struct group_scales group_scales(enum quant_kind kind, enum dtype dtype, const uint8_t *group, int64_t blocks) {
+    struct group_scales s = {.scales = group + (size_t)blocks * quant_block_bytes(kind)};
+    s.offset = dtype == DTYPE_Q4_0 ? -8.0f : dtype == DTYPE_Q5_0 ? -16.0f : 0.0f;
+    if (dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1) s.minimums = s.scales + blocks * 16;
+    return s;
 }
 
-/* Scales and minimums of 8 rows; q = 0 stands for -8 in q4_0 and -16 in q5_0. */
-INLINE void block_scales(enum dtype dtype, const uint8_t *scales, const uint8_t *minimums, int64_t block, __m256 *d,
-                         __m256 *m) {
-    *d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + block * 16)));
-    if (dtype == DTYPE_Q4_0) *m = _mm256_mul_ps(*d, _mm256_set1_ps(-8));
-    else if (dtype == DTYPE_Q5_0) *m = _mm256_mul_ps(*d, _mm256_set1_ps(-16));
-    else if (dtype == DTYPE_Q8_0) *m = _mm256_setzero_ps();
-    else *m = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(minimums + block * 16)));
+INLINE __m256 half_load(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+
+INLINE __m256 scales_min(const struct group_scales *s, size_t at, __m256 d) {
+    return s->minimums ? half_load(s->minimums + at) : _mm256_mul_ps(d, _mm256_set1_ps(s->offset));
 }
 
 INLINE __m256i word(const struct act_block *x, int v) {
@@ -118,14 +111,14 @@ INLINE __m256i word(const struct act_block *x, int v) {
 #define KEEP_ORDER(v) __asm__("" : "+x"(v))
 
 /* Word v of `groups` groups times word v of `rows` rows of x, added to sums: pairs in 16 bits, or for q8 in 32. */
-INLINE void word_dot(enum dtype dtype, int groups, int rows, const __m256i w[2], const struct act_block *x,
+INLINE void word_dot(enum quant_kind kind, int groups, int rows, const __m256i w[2], const struct act_block *x,
                      int64_t x_blocks, int v, bool first, __m256i sum[2][4]) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int r = 0; r < rows; r++) {
         __m256i words = word(x + r * x_blocks, v);
         for (int g = 0; g < groups; g++) {
             __m256i dot;
-            if (dtype == DTYPE_Q8_0) {
+            if (kind == QUANT_Q8) {
                 dot = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), _mm256_sign_epi8(words, w[g]));
                 dot = _mm256_madd_epi16(dot, ones);
                 sum[g][r] = first ? dot : _mm256_add_epi32(sum[g][r], dot);
@@ -139,15 +132,15 @@ INLINE void word_dot(enum dtype dtype, int groups, int rows, const __m256i w[2],
 }
 
 /* Integer dot products of a block of the groups with a block of each row of x, 8 x 32 bits. */
-INLINE void block_dot(enum dtype dtype, int groups, int rows, const uint8_t *quants, size_t group_bytes,
+INLINE void block_dot(enum quant_kind kind, int groups, int rows, const uint8_t *quants, size_t group_bytes,
                       const struct act_block *x, int64_t x_blocks, __m256i sum[2][4]) {
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i low[2], high[2], low_sum[2][4];
-    if (dtype == DTYPE_Q8_0) {
+    if (kind == QUANT_Q8) {
 #pragma GCC unroll 8
         for (int v = 0; v < 8; v++) {
             for (int g = 0; g < groups; g++) low[g] = load256(quants + (size_t)g * group_bytes + 32 * v);
-            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, sum);
+            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, sum);
         }
         return;
     }
@@ -158,22 +151,22 @@ INLINE void block_dot(enum dtype dtype, int groups, int rows, const uint8_t *qua
             __m256i both = load256(at + 32 * v);
             low[g] = _mm256_and_si256(both, nibble);
             high[g] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
-            if (!dtype_is_q5(dtype)) continue;
+            if (kind != QUANT_Q5) continue;
             low[g] = fifth_bit(low[g], load256(at + 128), v);
             high[g] = fifth_bit(high[g], load256(at + 128), v + 4);
         }
-        if (dtype_is_q5(dtype)) { /* 4 products a sum */
-            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, low_sum);
-            word_dot(dtype, groups, rows, high, x, x_blocks, v + 4, v == 0, sum);
+        if (kind == QUANT_Q5) { /* 4 products a sum */
+            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, low_sum);
+            word_dot(kind, groups, rows, high, x, x_blocks, v + 4, v == 0, sum);
         } else {
-            word_dot(dtype, groups, rows, low, x, x_blocks, v, v == 0, sum);
-            word_dot(dtype, groups, rows, high, x, x_blocks, v + 4, false, sum);
+            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, sum);
+            word_dot(kind, groups, rows, high, x, x_blocks, v + 4, false, sum);
         }
     }
     for (int g = 0; g < groups; g++) {
         for (int r = 0; r < rows; r++) {
             sum[g][r] = _mm256_madd_epi16(sum[g][r], ones);
-            if (dtype_is_q5(dtype))
+            if (kind == QUANT_Q5)
                 sum[g][r] = _mm256_add_epi32(sum[g][r], _mm256_madd_epi16(low_sum[g][r], ones));
         }
     }
@@ -181,7 +174,7 @@ INLINE void block_dot(enum dtype dtype, int groups, int rows, const uint8_t *qua
 
 /* ---- results ------------------------------------------------------------------------------------------------------ */
 
-INLINE void row_store(const struct linear_job *job, int64_t row, int64_t first, __m256 acc) {
+static __attribute__((noinline)) void row_store(const struct linear_job *job, int64_t row, int64_t first, __m256 acc) {
     int64_t lanes = job->segment->rows - first;
     if (lanes < LANES) {
         float values[LANES];
@@ -198,26 +191,26 @@ INLINE void row_store(const struct linear_job *job, int64_t row, int64_t first, 
 /* ---- int8 activations --------------------------------------------------------------------------------------------- */
 
 /* `rows` <= 4 rows of x against `groups` <= 2 groups, both known when compiled. */
-INLINE void tile_int8(enum dtype dtype, int groups, int rows, const struct linear_job *job, int64_t group, int64_t row) {
+INLINE void tile_int8(enum quant_kind kind, int groups, int rows, const struct linear_job *job, int64_t group,
+                      int64_t row) {
     const size_t group_bytes = job->segment->group_bytes;
     const uint8_t *quants = job->segment->data + (size_t)group * group_bytes;
-    const uint8_t *scales = quants + (size_t)job->blocks * quant_block_bytes(dtype);
-    const uint8_t *minimums = scales + job->blocks * 16;
+    const struct group_scales scales = group_scales(kind, job->segment->dtype, quants, job->blocks);
     const struct act_block *x = job->q + row * job->blocks;
     __m256 acc[2][4];
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++) acc[g][r] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < job->blocks; b++, x++, quants += quant_block_bytes(dtype)) {
+    for (int64_t b = 0; b < job->blocks; b++, x++, quants += quant_block_bytes(kind)) {
         __m256i sum[2][4];
-        block_dot(dtype, groups, rows, quants, group_bytes, x, job->blocks, sum);
+        block_dot(kind, groups, rows, quants, group_bytes, x, job->blocks, sum);
         for (int g = 0; g < groups; g++) {
-            __m256 d, m;
-            block_scales(dtype, scales + (size_t)g * group_bytes, minimums + (size_t)g * group_bytes, b, &d, &m);
+            size_t at = (size_t)g * group_bytes + (size_t)b * 16;
+            __m256 d = half_load(scales.scales + at), m = kind == QUANT_Q8 ? d : scales_min(&scales, at, d);
             for (int r = 0; r < rows; r++) {
                 const struct act_block *block = x + r * job->blocks;
                 __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(block->d));
                 acc[g][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][r]), scale, acc[g][r]);
-                if (dtype != DTYPE_Q8_0) acc[g][r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[g][r]);
+                if (kind != QUANT_Q8) acc[g][r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[g][r]);
             }
         }
     }
@@ -225,115 +218,137 @@ INLINE void tile_int8(enum dtype dtype, int groups, int rows, const struct linea
         for (int r = 0; r < rows; r++) row_store(job, row + r, (group + g) * LANES, acc[g][r]);
 }
 
-INLINE void groups_int8(enum dtype dtype, const struct linear_job *job, int64_t group_begin, int64_t group_end,
+INLINE void groups_int8(enum quant_kind kind, const struct linear_job *job, int64_t group_begin, int64_t group_end,
                         int64_t row_begin, int64_t row_end) {
     int64_t g = group_begin, row;
     for (; g + 2 <= group_end; g += 2) {
-        for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(dtype, 2, 4, job, g, row);
-        if (row_end - row == 3) tile_int8(dtype, 2, 3, job, g, row);
-        if (row_end - row == 2) tile_int8(dtype, 2, 2, job, g, row);
-        if (row_end - row == 1) tile_int8(dtype, 2, 1, job, g, row);
+        for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(kind, 2, 4, job, g, row);
+        if (row_end - row == 3) tile_int8(kind, 2, 3, job, g, row);
+        if (row_end - row == 2) tile_int8(kind, 2, 2, job, g, row);
+        if (row_end - row == 1) tile_int8(kind, 2, 1, job, g, row);
     }
     if (g == group_end) return;
-    for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(dtype, 1, 4, job, g, row);
-    for (; row < row_end; row++) tile_int8(dtype, 1, 1, job, g, row);
+    for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(kind, 1, 4, job, g, row);
+    for (; row < row_end; row++) tile_int8(kind, 1, 1, job, g, row);
+}
+
+static void linear_q4(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
+                      int64_t row_end) {
+    groups_int8(QUANT_Q4, job, group_begin, group_end, row_begin, row_end);
+}
+
+static void linear_q5(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
+                      int64_t row_end) {
+    groups_int8(QUANT_Q5, job, group_begin, group_end, row_begin, row_end);
+}
+
+static void linear_q8(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
+                      int64_t row_end) {
+    groups_int8(QUANT_Q8, job, group_begin, group_end, row_begin, row_end);
 }
 
 /* ---- f32 activations ---------------------------------------------------------------------------------------------- */
 
-/* Bytes i of the 8 words of w as f32. */
-INLINE __m256 word_byte(enum dtype dtype, __m256i w, int i) {
+/* Byte i of each of the 8 words of w as f32. */
+INLINE __m256 word_byte(enum quant_kind kind, __m256i w, int i) {
     __m256i top = _mm256_slli_epi32(w, 24 - 8 * i);
-    return _mm256_cvtepi32_ps(dtype == DTYPE_Q8_0 ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24));
+    return _mm256_cvtepi32_ps(kind == QUANT_Q8 ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24));
 }
 
-INLINE __m256 plain_load(enum dtype dtype, const uint8_t *group, int64_t col) {
-    if (dtype == DTYPE_F32) return _mm256_loadu_ps((const float *)group + col * LANES);
-    __m128i half = _mm_loadu_si128((const __m128i *)(group + col * LANES * 2));
-    if (dtype == DTYPE_F16) return _mm256_cvtph_ps(half);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-
-/* f32 values of columns [0, count) of a block: values[column]. */
-INLINE void block_dequant(enum dtype dtype, const struct linear_job *job, const uint8_t *group, int64_t block,
-                          int64_t count, __m256 values[QUANT_BLOCK]) {
-    if (!dtype_quantised(dtype)) {
-        for (int64_t c = 0; c < count; c++) values[c] = plain_load(dtype, group, block * QUANT_BLOCK + c);
+/* The word of columns 4v .. 4v+3 into w[v]. */
+INLINE void block_unpack(enum quant_kind kind, const uint8_t *quants, __m256i w[8]) {
+    const __m256i low = _mm256_set1_epi8(15);
+    if (kind == QUANT_Q8) {
+        for (int v = 0; v < 8; v++) w[v] = load256(quants + 32 * v);
         return;
     }
-    const uint8_t *scales = group + (size_t)job->blocks * quant_block_bytes(dtype);
-    __m256i w[8];
-    __m256 d, m;
-    block_unpack(dtype, group + (size_t)block * quant_block_bytes(dtype), w);
-    block_scales(dtype, scales, scales + job->blocks * 16, block, &d, &m);
-    for (int v = 0; v < 8; v++)
-        for (int i = 0; i < 4; i++) values[4 * v + i] = _mm256_fmadd_ps(d, word_byte(dtype, w[v], i), m);
+    for (int v = 0; v < 4; v++) {
+        __m256i both = load256(quants + 32 * v);
+        w[v] = _mm256_and_si256(both, low);
+        w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    }
+    if (kind != QUANT_Q5) return;
+    __m256i high = load256(quants + 128);
+    for (int v = 0; v < 8; v++) w[v] = fifth_bit(w[v], high, v);
 }
 
-INLINE void group_f32(enum dtype dtype, int rows, const struct linear_job *job, const uint8_t *group, int64_t row,
-                      int64_t first) {
+INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *group, int64_t block,
+                           __m256 values[QUANT_BLOCK]) {
+    const struct group_scales scales = group_scales(kind, job->segment->dtype, group, job->blocks);
+    __m256i w[8];
+    __m256 d = half_load(scales.scales + block * 16), m = scales_min(&scales, (size_t)block * 16, d);
+    block_unpack(kind, group + (size_t)block * quant_block_bytes(kind), w);
+    for (int v = 0; v < 8; v++)
+        for (int i = 0; i < 4; i++) values[4 * v + i] = _mm256_fmadd_ps(d, word_byte(kind, w[v], i), m);
+}
+
+/* f32 values of columns [0, count) of a block, 8 rows a vector. */
+static __attribute__((noinline)) void block_dequant(const struct linear_job *job, const uint8_t *group, int64_t block,
+                                                    int64_t count, __m256 values[QUANT_BLOCK]) {
+    const int64_t begin = block * QUANT_BLOCK * LANES;
+    switch (job->segment->dtype) {
+    case DTYPE_F32:
+        for (int64_t c = 0; c < count; c++) values[c] = _mm256_loadu_ps((const float *)group + begin + c * LANES);
+        break;
+    case DTYPE_F16:
+        for (int64_t c = 0; c < count; c++) values[c] = half_load(group + (begin + c * LANES) * 2);
+        break;
+    case DTYPE_BF16:
+        for (int64_t c = 0; c < count; c++) {
+            __m128i half = _mm_loadu_si128((const __m128i *)(group + (begin + c * LANES) * 2));
+            values[c] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+        }
+        break;
+    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, group, block, values); break;
+    case DTYPE_Q5_0:
+    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, group, block, values); break;
+    default: quants_dequant(QUANT_Q4, job, group, block, values); break;
+    }
+}
+
+INLINE void tile_f32(int rows, const struct linear_job *job, int64_t group, int64_t row) {
+    const uint8_t *data = job->segment->data + (size_t)group * job->segment->group_bytes;
     __m256 acc[8];
     for (int r = 0; r < rows; r++) acc[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b < job->blocks; b++) {
         __m256 values[QUANT_BLOCK];
         const float *x = job->x + row * job->x_stride + b * QUANT_BLOCK;
         int64_t left = job->cols - b * QUANT_BLOCK, count = left < QUANT_BLOCK ? left : QUANT_BLOCK;
-        block_dequant(dtype, job, group, b, count, values);
+        block_dequant(job, data, b, count, values);
         for (int64_t c = 0; c < count; c++)
             for (int r = 0; r < rows; r++)
                 acc[r] = _mm256_fmadd_ps(values[c], _mm256_set1_ps(x[r * job->x_stride + c]), acc[r]);
     }
-    for (int r = 0; r < rows; r++) row_store(job, row + r, first, acc[r]);
+    for (int r = 0; r < rows; r++) row_store(job, row + r, group * LANES, acc[r]);
 }
 
-INLINE void groups_f32(enum dtype dtype, const struct linear_job *job, int64_t group_begin, int64_t group_end,
-                       int64_t row_begin, int64_t row_end) {
+static void linear_f32(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
+                       int64_t row_end) {
     for (int64_t g = group_begin; g < group_end; g++) {
-        const uint8_t *group = job->segment->data + (size_t)g * job->segment->group_bytes;
         int64_t row = row_begin;
-        for (; row + 8 <= row_end; row += 8) group_f32(dtype, 8, job, group, row, g * LANES);
-        for (; row + 2 <= row_end; row += 2) group_f32(dtype, 2, job, group, row, g * LANES);
-        if (row < row_end) group_f32(dtype, 1, job, group, row, g * LANES);
+        for (; row + 8 <= row_end; row += 8) tile_f32(8, job, g, row);
+        for (; row + 2 <= row_end; row += 2) tile_f32(2, job, g, row);
+        if (row < row_end) tile_f32(1, job, g, row);
     }
 }
 
 /* ---- the table ---------------------------------------------------------------------------------------------------- */
 
-#define LINEAR_KERNEL(kind, suffix, dtype)                                                                             \
-    static void linear_##kind##_##suffix(const struct linear_job *job, int64_t group_begin, int64_t group_end,         \
-                                         int64_t row_begin, int64_t row_end) {                                         \
-        groups_##kind(dtype, job, group_begin, group_end, row_begin, row_end);                                         \
-    }
-
-LINEAR_KERNEL(int8, q4_0, DTYPE_Q4_0)
-LINEAR_KERNEL(int8, q4_1, DTYPE_Q4_1)
-LINEAR_KERNEL(int8, q5_0, DTYPE_Q5_0)
-LINEAR_KERNEL(int8, q5_1, DTYPE_Q5_1)
-LINEAR_KERNEL(int8, q8_0, DTYPE_Q8_0)
-LINEAR_KERNEL(f32, f32, DTYPE_F32)
-LINEAR_KERNEL(f32, f16, DTYPE_F16)
-LINEAR_KERNEL(f32, bf16, DTYPE_BF16)
-LINEAR_KERNEL(f32, q4_0, DTYPE_Q4_0)
-LINEAR_KERNEL(f32, q4_1, DTYPE_Q4_1)
-LINEAR_KERNEL(f32, q5_0, DTYPE_Q5_0)
-LINEAR_KERNEL(f32, q5_1, DTYPE_Q5_1)
-LINEAR_KERNEL(f32, q8_0, DTYPE_Q8_0)
-
 const struct linear_kernels linear_kernels_avx2 = {
     .quantize = quantize_avx2,
-    .int8 = {[DTYPE_Q4_0] = linear_int8_q4_0,
-             [DTYPE_Q4_1] = linear_int8_q4_1,
-             [DTYPE_Q5_0] = linear_int8_q5_0,
-             [DTYPE_Q5_1] = linear_int8_q5_1,
-             [DTYPE_Q8_0] = linear_int8_q8_0},
-    .f32 = {[DTYPE_F32] = linear_f32_f32,
-            [DTYPE_F16] = linear_f32_f16,
-            [DTYPE_BF16] = linear_f32_bf16,
-            [DTYPE_Q4_0] = linear_f32_q4_0,
-            [DTYPE_Q4_1] = linear_f32_q4_1,
-            [DTYPE_Q5_0] = linear_f32_q5_0,
-            [DTYPE_Q5_1] = linear_f32_q5_1,
-            [DTYPE_Q8_0] = linear_f32_q8_0},
+    .int8 = {[DTYPE_Q4_0] = linear_q4,
+             [DTYPE_Q4_1] = linear_q4,
+             [DTYPE_Q5_0] = linear_q5,
+             [DTYPE_Q5_1] = linear_q5,
+             [DTYPE_Q8_0] = linear_q8},
+    .f32 = {[DTYPE_F32] = linear_f32,
+            [DTYPE_F16] = linear_f32,
+            [DTYPE_BF16] = linear_f32,
+            [DTYPE_Q4_0] = linear_f32,
+            [DTYPE_Q4_1] = linear_f32,
+            [DTYPE_Q5_0] = linear_f32,
+            [DTYPE_Q5_1] = linear_f32,
+            [DTYPE_Q8_0] = linear_f32},
 };
 #else
 typedef int linear_avx2_is_not_of_this_architecture;
