@@ -14,20 +14,20 @@
 
 #define COST_BUCKETS 64
 
-static int32_t rows_max(int32_t head_dim) {
+int32_t attention_tile_rows(int32_t head_dim) {
     int32_t rows = ATTENTION_ROW_VALUES / head_dim;
     return rows < ATTENTION_ROWS ? rows : ATTENTION_ROWS;
 }
 
 int32_t attention_tile_heads(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim) {
-    int32_t group = n_heads / n_kv_heads, rows = rows_max(head_dim);
+    int32_t group = n_heads / n_kv_heads, rows = attention_tile_rows(head_dim);
     if (group <= rows) return group;
     /* The largest divisor that fits: every head tile is alike. */
     while (group % rows) rows--;
     return rows;
 }
 
-int32_t attention_tile_tokens(int32_t tile_heads, int32_t head_dim) { return rows_max(head_dim) / tile_heads; }
+int32_t attention_tile_tokens(int32_t tile_heads, int32_t head_dim) { return attention_tile_rows(head_dim) / tile_heads; }
 
 struct attention_workspace attention_workspace_of(int64_t pairs, int32_t n_heads, int32_t head_dim) {
     struct attention_workspace w = {.bytes = SIZE_MAX};

@@ -22,9 +22,10 @@
  * and still cuts a context of 1000 tokens into 4 pieces for each KV head. */
 #define ATTENTION_SPLIT 256
 
-/* Rows (query token, query head) of a tile, and the floats they may take: 48 rows of 64 values are 12 KB each of queries,
- * of sums and of scores, beside a block of keys. Wider heads get fewer rows. */
-#define ATTENTION_ROWS        48
+/* Rows (query token, query head) of a tile, and the floats they may take: with 96 rows widening a block of keys is 3 % of
+ * the work with them, and 96 rows of 64 values are 24 KB each of queries and of sums, so that a tile stays within half a
+ * megabyte of second-level cache. Wider heads get fewer rows. */
+#define ATTENTION_ROWS        96
 #define ATTENTION_ROW_VALUES  6144
 #define ATTENTION_HEAD_DIM_MAX 512
 
@@ -60,7 +61,8 @@ struct attention_plan {
     const struct attention_item *items; /* [item_count] most work first */
 };
 
-/* Query heads of a head tile for this shape, and query tokens of a tile. */
+/* Rows of a tile at most, query heads of a head tile for this shape, and query tokens of a tile. */
+int32_t attention_tile_rows(int32_t head_dim);
 int32_t attention_tile_heads(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);
 int32_t attention_tile_tokens(int32_t tile_heads, int32_t head_dim);
 

@@ -18,7 +18,7 @@ struct attention_launch {
     float *sums;                /* [pairs, n_heads, head_dim] */
     char *scratch;              /* [workers, scratch_bytes] */
     size_t scratch_bytes;
-    int32_t stride; /* floats from one row to the next in scratch */
+    int32_t rows, stride; /* of scratch: rows of a tile at most, floats from one to the next */
     bool f16;
 };
 
@@ -49,20 +49,20 @@ static const struct attention_kernels *attention_kernels_get(enum cpu_isa isa) {
 }
 
 /* Floats of one worker's scratch: queries, two sums, a block, scores, statistics. */
-static size_t scratch_floats(int32_t stride) {
-    return (size_t)(3 * ATTENTION_ROWS + ATTENTION_BLOCK) * (size_t)stride +
-           ATTENTION_ROWS * (ATTENTION_SCORE_STRIDE + 4);
+static size_t scratch_floats(int32_t rows, int32_t stride) {
+    return (size_t)(3 * rows + ATTENTION_BLOCK) * (size_t)stride + (size_t)rows * ATTENTION_SCORE_STRIDE +
+           4 * ATTENTION_ROWS;
 }
 
 static struct attention_scratch scratch_of(const struct attention_launch *launch, int32_t worker) {
     float *p = (float *)(void *)(launch->scratch + (size_t)worker * launch->scratch_bytes);
-    size_t stride = (size_t)launch->stride;
+    size_t rows = (size_t)launch->rows, stride = (size_t)launch->stride;
     struct attention_scratch s = {.q = p};
-    s.block = s.q + ATTENTION_ROWS * stride;
+    s.block = s.q + rows * stride;
     s.split.values = s.block + ATTENTION_BLOCK * stride;
-    s.total.values = s.split.values + ATTENTION_ROWS * stride;
-    s.scores = s.total.values + ATTENTION_ROWS * stride;
-    s.split.largest = s.scores + ATTENTION_ROWS * ATTENTION_SCORE_STRIDE;
+    s.total.values = s.split.values + rows * stride;
+    s.scores = s.total.values + rows * stride;
+    s.split.largest = s.scores + rows * ATTENTION_SCORE_STRIDE;
     s.split.sum = s.split.largest + ATTENTION_ROWS;
     s.total.largest = s.split.sum + ATTENTION_ROWS;
     s.total.sum = s.total.largest + ATTENTION_ROWS;
@@ -193,16 +193,19 @@ static void split_add(struct attention_work *work, int32_t split) {
     }
 }
 
-/* total += one split of one row: 2^(a - max(a, b)) and 2^(b - max(a, b)) bring both to the same scale. The splits of a row
+/* total += one split of one row, both brought to the larger of their scales, so that one factor is 1. The splits of a row
  * are folded in rising order, whoever computed them. */
 static void fold(const struct attention_work *work, int32_t r, float largest, float sum, const float *values) {
     const struct attention_sums *total = &work->scratch.total;
-    float before = total->largest[r], most = before > largest ? before : largest;
-    float a = exp2f(before - most), b = exp2f(largest - most);
+    float before = total->largest[r], a = 1.0f, b = 1.0f;
+    if (before >= largest)
+        b = exp2f(largest - before);
+    else
+        a = exp2f(before - largest);
     work->launch->kernels->fold(total->values + r * total->values_stride, a, values, b,
                                 work->launch->args->kv.head_dim);
     total->sum[r] = total->sum[r] * a + sum * b;
-    total->largest[r] = most;
+    total->largest[r] = before >= largest ? before : largest;
 }
 
 /* out = values / sum. A sink takes part in the sum only. */
@@ -313,10 +316,11 @@ int cpu_op_attention(struct backend *backend, const struct op_attention_args *ar
         .counters = args->workspace,
         .stats = (float *)(void *)((char *)args->workspace + space.stats_offset),
         .sums = (float *)(void *)((char *)args->workspace + space.sums_offset),
+        .rows = attention_tile_rows(plan->head_dim),
         .stride = (plan->head_dim + 15) / 16 * 16,
         .f16 = args->kv.dtype == DTYPE_F16,
     };
-    launch.scratch_bytes = scratch_floats(launch.stride) * sizeof(float);
+    launch.scratch_bytes = scratch_floats(launch.rows, launch.stride) * sizeof(float);
     launch.scratch = cpu_scratch(backend, launch.scratch_bytes * (size_t)team_threads(cpu->team));
     if (!launch.scratch) return err_set(err, ERR_NOMEM, "no memory for the scratch of attention");
     if (plan->counter_count) memset(args->workspace, 0, (size_t)plan->counter_count * sizeof(uint32_t));

@@ -73,18 +73,54 @@ static void scale(float *x, int64_t count, float factor, float cap) {
     if (rest) vf_store_n(x + whole, scale_cap(vf_load_n(x + whole, rest), vf_set1(factor), cap), rest);
 }
 
-static void rope(float *x, const float *cos_sin, int64_t heads, int64_t head_dim, int64_t rotary_dim,
-                 enum rope_kind kind) {
-    int64_t half = rotary_dim / 2;
+/* Angles of one token, spread for neighbours: cos_i cos_i and -sin_i sin_i, side by side. */
+#define ROPE_SPREAD_MAX 512
+
+static void rope_head_neighbours(float *x, const float *cosines, const float *sines, int64_t rotary_dim) {
+    int64_t i = 0;
+    for (; i + SIMD_LANES <= rotary_dim; i += SIMD_LANES) {
+        vf v = vf_load(x + i);
+        vf_store(x + i, vf_fma(vf_swap_pairs(v), vf_load(sines + i), vf_mul(v, vf_load(cosines + i))));
+    }
+    if (i < rotary_dim) {
+        vf v = vf_load_n(x + i, rotary_dim - i);
+        vf turned = vf_fma(vf_swap_pairs(v), vf_load_n(sines + i, rotary_dim - i),
+                           vf_mul(v, vf_load_n(cosines + i, rotary_dim - i)));
+        vf_store_n(x + i, turned, rotary_dim - i);
+    }
+}
+
+static void rope_neighbours(float *x, const float *cos_sin, int64_t heads, int64_t head_dim, int64_t rotary_dim) {
+    float cosines[ROPE_SPREAD_MAX], sines[ROPE_SPREAD_MAX];
+    for (int64_t begin = 0; begin < rotary_dim; begin += ROPE_SPREAD_MAX) {
+        int64_t count = rotary_dim - begin < ROPE_SPREAD_MAX ? rotary_dim - begin : ROPE_SPREAD_MAX;
+        for (int64_t i = 0; i < count / 2; i++) {
+            cosines[2 * i] = cosines[2 * i + 1] = cos_sin[begin / 2 + i];
+            sines[2 * i] = -cos_sin[(rotary_dim + begin) / 2 + i];
+            sines[2 * i + 1] = cos_sin[(rotary_dim + begin) / 2 + i];
+        }
+        for (int64_t h = 0; h < heads; h++) rope_head_neighbours(x + h * head_dim + begin, cosines, sines, count);
+    }
+}
+
+static void rope_halves(float *x, const float *cos_sin, int64_t heads, int64_t head_dim, int64_t rotary_dim) {
+    const int64_t half = rotary_dim / 2;
     const float *cosines = cos_sin, *sines = cos_sin + half;
-    int64_t step = kind == ROPE_NEIGHBOURS ? 2 : 1, partner = kind == ROPE_NEIGHBOURS ? 1 : half;
     for (int64_t h = 0; h < heads; h++, x += head_dim) {
         for (int64_t i = 0; i < half; i++) {
-            float a = x[i * step], b = x[i * step + partner];
-            x[i * step] = a * cosines[i] - b * sines[i];
-            x[i * step + partner] = a * sines[i] + b * cosines[i];
+            float a = x[i], b = x[half + i];
+            x[i] = a * cosines[i] - b * sines[i];
+            x[half + i] = a * sines[i] + b * cosines[i];
         }
     }
+}
+
+static void rope(float *x, const float *cos_sin, int64_t heads, int64_t head_dim, int64_t rotary_dim,
+                 enum rope_kind kind) {
+    if (kind == ROPE_NEIGHBOURS)
+        rope_neighbours(x, cos_sin, heads, head_dim, rotary_dim);
+    else
+        rope_halves(x, cos_sin, heads, head_dim, rotary_dim);
 }
 
 static void narrow(const float *x, uint16_t *out, int64_t count) {

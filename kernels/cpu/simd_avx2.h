@@ -37,6 +37,8 @@ static inline vf vf_copysign(vf size, vf sign) {
     return _mm256_or_ps(vf_abs(size), _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
 }
 
+static inline vf vf_swap_pairs(vf x) { return _mm256_permute_ps(x, 0xb1); }
+
 static inline vf vf_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline vf vf_load_f16_n(const uint16_t *p, int64_t n) {
     uint16_t h[8] = {0};

@@ -35,6 +35,8 @@ static inline vf vf_copysign(vf size, vf sign) {
     return _mm512_or_ps(vf_abs(size), _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));
 }
 
+static inline vf vf_swap_pairs(vf x) { return _mm512_permute_ps(x, 0xb1); }
+
 static inline vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline vf vf_load_f16_n(const uint16_t *p, int64_t n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes_below(n), p));

@@ -52,7 +52,10 @@ static inline vf vf_min(vf a, vf b) { return vf_choose(a < b, a, b); }
 static inline vf vf_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 static inline vf vf_copysign(vf size, vf sign) { return (vf)(((vi)size & 0x7fffffff) | ((vi)sign & (vi)vf_set1(-0.0f))); }
 
-/* Half a vector of IEEE half floats, widened: shifting the bits up leaves an exponent 112 too small (a subnormal becomes a
+/* Lanes 1 0 3 2 ... */
+static inline vf vf_swap_pairs(vf x) { return (vf){x[1], x[0], x[3], x[2]}; }
+
+/* IEEE half floats, widened: shifting the bits up leaves an exponent 112 too small (a subnormal becomes a
  * normal in the multiplication); infinity and NaN get theirs by hand. */
 static inline vf vf_load_f16_n(const uint16_t *p, int64_t n) {
     uint16_t h[4] = {0};
