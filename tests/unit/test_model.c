@@ -9,117 +9,10 @@
 #include <cmocka.h>
 
 #include "tests/unit/model_run.h"
-#include "tests/unit/tiny_model.h"
+#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/tiny_reference.h"
 
-enum { TOKENS = 60, PAGE = 16, SLOTS = 32, VOCAB = 101 };
-
-/* ---- reference ---------------------------------------------------------------------------------------------------- */
-
-struct reference {
-    double theta, embed_scale, residual_scale, attn_scale, logit_scale;
-    int window, window_from, no_rope_step, rotary;
-};
-
-static struct reference reference_default(const struct tiny_model *m) {
-    return (struct reference){10000, 1, 1, 1 / sqrt(m->head_dim), 1, 0, 0, 0, m->head_dim};
-}
-
-/* y [rows] = W x + bias */
-static void matvec(const float *w, const float *bias, const double *x, int rows, int cols, double *y) {
-    for (int r = 0; r < rows; r++) {
-        double sum = bias ? (double)bias[r] : 0;
-        for (int c = 0; c < cols; c++) sum += (double)w[r * cols + c] * x[c];
-        y[r] = sum;
-    }
-}
-
-static void rms(const double *x, const float *w, int n, double *y) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) sum += x[i] * x[i];
-    double scale = 1 / sqrt(sum / n + 1e-5);
-    for (int i = 0; i < n; i++) y[i] = x[i] * scale * (double)w[i];
-}
-
-/* Rope on halves: value i turns with value i + rotary / 2. */
-static void rope(double *head, int rotary, double theta, int position) {
-    for (int i = 0; i < rotary / 2; i++) {
-        double angle = position * pow(theta, -2.0 * i / rotary), c = cos(angle), s = sin(angle);
-        double a = head[i], b = head[i + rotary / 2];
-        head[i] = a * c - b * s;
-        head[i + rotary / 2] = b * c + a * s;
-    }
-}
-
-struct reference_state {
-    double x[TOKENS][128], k[TOKENS][128], v[TOKENS][128], q[128], h[128], out[128], gate[256], up[256];
-};
-
-static void reference_heads(const struct tiny_model *m, const struct reference *ref, double *heads, int count,
-                            const float *norm, int layer, int position) {
-    for (int h = 0; h < count; h++) {
-        double *head = heads + h * m->head_dim;
-        if (norm) rms(head, norm, m->head_dim, head);
-        if (!ref->no_rope_step || (layer + 1) % ref->no_rope_step) rope(head, ref->rotary, ref->theta, position);
-    }
-}
-
-static void reference_attend(const struct tiny_model *m, const struct reference *ref, struct reference_state *s,
-                             int layer, int t) {
-    int first = ref->window && layer >= ref->window_from && t >= ref->window ? t - ref->window + 1 : 0;
-    for (int h = 0; h < m->n_heads; h++) {
-        int kv = h / (m->n_heads / m->n_kv_heads) * m->head_dim;
-        double score[TOKENS], top = -1e300, sum = 0;
-        for (int u = first; u <= t; u++) {
-            score[u] = 0;
-            for (int d = 0; d < m->head_dim; d++) score[u] += s->q[h * m->head_dim + d] * s->k[u][kv + d];
-            score[u] *= ref->attn_scale;
-            if (score[u] > top) top = score[u];
-        }
-        for (int u = first; u <= t; u++) sum += score[u] = exp(score[u] - top);
-        for (int d = 0; d < m->head_dim; d++) {
-            double value = 0;
-            for (int u = first; u <= t; u++) value += score[u] * s->v[u][kv + d];
-            s->out[h * m->head_dim + d] = value / sum;
-        }
-    }
-}
-
-static void reference_layer(const struct tiny_model *m, const struct reference *ref, struct reference_state *s, int l,
-                            int t) {
-    int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
-    rms(s->x[t], tiny_get(m, "input_layernorm.weight", l), m->hidden, s->h);
-    matvec(tiny_get(m, "self_attn.q_proj.weight", l), tiny_get(m, "self_attn.q_proj.bias", l), s->h, q, m->hidden, s->q);
-    matvec(tiny_get(m, "self_attn.k_proj.weight", l), tiny_get(m, "self_attn.k_proj.bias", l), s->h, kv, m->hidden, s->k[t]);
-    matvec(tiny_get(m, "self_attn.v_proj.weight", l), tiny_get(m, "self_attn.v_proj.bias", l), s->h, kv, m->hidden, s->v[t]);
-    reference_heads(m, ref, s->q, m->n_heads, tiny_get(m, "self_attn.q_norm.weight", l), l, t);
-    reference_heads(m, ref, s->k[t], m->n_kv_heads, tiny_get(m, "self_attn.k_norm.weight", l), l, t);
-    reference_attend(m, ref, s, l, t);
-    matvec(tiny_get(m, "self_attn.o_proj.weight", l), tiny_get(m, "self_attn.o_proj.bias", l), s->out, m->hidden, q, s->h);
-    for (int i = 0; i < m->hidden; i++) s->x[t][i] += ref->residual_scale * s->h[i];
-    rms(s->x[t], tiny_get(m, "post_attention_layernorm.weight", l), m->hidden, s->h);
-    matvec(tiny_get(m, "mlp.gate_proj.weight", l), NULL, s->h, m->ffn, m->hidden, s->gate);
-    matvec(tiny_get(m, "mlp.up_proj.weight", l), NULL, s->h, m->ffn, m->hidden, s->up);
-    for (int i = 0; i < m->ffn; i++) s->up[i] *= s->gate[i] / (1 + exp(-s->gate[i]));
-    matvec(tiny_get(m, "mlp.down_proj.weight", l), NULL, s->up, m->hidden, m->ffn, s->h);
-    for (int i = 0; i < m->hidden; i++) s->x[t][i] += ref->residual_scale * s->h[i];
-}
-
-/* Logits of every position, [TOKENS, vocab]. */
-static void reference_run(const struct tiny_model *m, const struct reference *ref, const int32_t *ids, double *logits) {
-    struct reference_state *s = mem_zalloc(1, sizeof *s);
-    const float *embed = tiny_get(m, "model.embed_tokens.weight", -1);
-    const float *output = m->tied ? embed : tiny_get(m, "lm_head.weight", -1);
-    for (int t = 0; t < TOKENS; t++)
-        for (int i = 0; i < m->hidden; i++) s->x[t][i] = ref->embed_scale * (double)embed[ids[t] * m->hidden + i];
-    for (int l = 0; l < m->layers; l++)
-        for (int t = 0; t < TOKENS; t++) reference_layer(m, ref, s, l, t);
-    for (int t = 0; t < TOKENS; t++) {
-        rms(s->x[t], tiny_get(m, "model.norm.weight", -1), m->hidden, s->h);
-        matvec(output, NULL, s->h, m->vocab, m->hidden, logits + t * m->vocab);
-        for (int i = 0; i < m->vocab; i++) logits[t * m->vocab + i] *= ref->logit_scale;
-    }
-    mem_free(s);
-}
+enum { PAGE = 16, SLOTS = 32, VOCAB = 101 };
 
 /* ---- helpers ------------------------------------------------------------------------------------------------------ */
 
@@ -160,16 +53,16 @@ static void run_chunks(struct run *r, int32_t slot, const int32_t *ids, int chun
     }
 }
 
-static void check_family(struct tiny_model *m, const struct reference *ref) {
+/* The model at `path` gives the logits that the reference gives with the weights of `m`. */
+static void check_reference(const struct tiny_model *m, const struct reference *ref, const char *path) {
     static double wanted[TOKENS * VOCAB];
     static float got[TOKENS * VOCAB];
     int32_t ids[TOKENS];
     struct run r;
     double worst = 0, size = 0;
-    tiny_make(m, 7);
     make_ids(ids, TOKENS, 3);
     reference_run(m, ref, ids, wanted);
-    open_model(&r, m->folder, CPU_ACTIVATIONS_F32, DTYPE_F32);
+    open_model(&r, path, CPU_ACTIVATIONS_F32, DTYPE_F32);
     run_chunks(&r, 5, ids, 20, got);
     for (int i = 0; i < TOKENS * VOCAB; i++) {
         double off = fabs((double)got[i] - wanted[i]);
@@ -179,6 +72,11 @@ static void check_family(struct tiny_model *m, const struct reference *ref) {
     print_message("%-22s worst %.1e of %.1f\n", m->architecture, worst, size);
     if (!(worst < 2e-5 * size)) fail_msg("%s: logits are off by %g, the largest is %g", m->architecture, worst, size);
     run_close(&r);
+}
+
+static void check_family(struct tiny_model *m, const struct reference *ref) {
+    tiny_make(m, 7);
+    check_reference(m, ref, m->folder);
     tiny_free(m);
 }
 
@@ -251,6 +149,40 @@ static void check_dtype(int dtype) {
 
 static void test_bf16_weights(void **state) { check_dtype(DTYPE_BF16); }
 static void test_f16_weights(void **state) { check_dtype(DTYPE_F16); }
+
+/* The same weights as a GGUF file, as its converter writes them: q and k of a llama with rope's pairs side by side. */
+static void check_gguf(const char *architecture, struct tiny_model *m, struct reference *ref, bool with_factors) {
+    static const float factors[] = {1, 1, 1.5f, 2, 3, 4, 8, 8};
+    char path[128];
+    tiny_make(m, 7);
+    ref->factors = with_factors ? factors : NULL;
+    snprintf(path, sizeof path, "%s/a.gguf", m->folder);
+    tiny_write_gguf(m, architecture, "a.gguf", ref->factors, 8);
+    check_reference(m, ref, path);
+    tiny_remove_file(m, "a.gguf");
+    tiny_free(m);
+}
+
+static void test_gguf_llama(void **state) {
+    struct tiny_model m = tiny("gguf llama", "");
+    struct reference ref = reference_default(&m);
+    m.qkv_bias = m.output_bias = 1;
+    check_gguf("llama", &m, &ref, true);
+}
+
+static void test_gguf_qwen3(void **state) {
+    struct tiny_model m = tiny("gguf qwen3", "");
+    struct reference ref = reference_default(&m);
+    m.qk_norm = m.tied = 1;
+    check_gguf("qwen3", &m, &ref, false);
+}
+
+static void test_gguf_smollm3(void **state) {
+    struct tiny_model m = tiny("gguf smollm3", "");
+    struct reference ref = reference_default(&m);
+    ref.no_rope_step = 4;
+    check_gguf("smollm3", &m, &ref, false);
+}
 
 /* ---- the same bits ------------------------------------------------------------------------------------------------ */
 
@@ -444,6 +376,7 @@ int main(void) {
         cmocka_unit_test(test_llama),     cmocka_unit_test(test_llama_biases), cmocka_unit_test(test_mistral),
         cmocka_unit_test(test_qwen2),     cmocka_unit_test(test_qwen3),        cmocka_unit_test(test_smollm3),
         cmocka_unit_test(test_granite),   cmocka_unit_test(test_bf16_weights), cmocka_unit_test(test_f16_weights),
+        cmocka_unit_test(test_gguf_llama), cmocka_unit_test(test_gguf_qwen3), cmocka_unit_test(test_gguf_smollm3),
         cmocka_unit_test(test_bits_f32),     cmocka_unit_test(test_bits_int8),
         cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan), cmocka_unit_test(test_dummy_weights),
     };

@@ -311,6 +311,30 @@ static void test_default_model(void **state) {
     model_files_close(files);
 }
 
+/* The default model cut short, as an interrupted download leaves it: in the metadata, and in the weights. */
+static void test_default_model_cut(void **state) {
+    char path[512], cut[] = "/tmp/quire-cut-XXXXXX";
+    struct model_files *files = NULL;
+    struct err err = {0};
+    static char bytes[4 << 20];
+    if (!model_path(path, sizeof path)) skip();
+    FILE *f = fopen(path, "rb");
+    assert_int_equal(fread(bytes, 1, sizeof bytes, f), sizeof bytes);
+    fclose(f);
+    int fd = mkstemp(cut);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, bytes, sizeof bytes), sizeof bytes);
+    assert_int_equal(model_files_open(cut, &files, &err), ERR_INVALID);
+    assert_non_null(strstr(err.text, "its data reach past the end of the file"));
+    assert_non_null(strstr(err.text, ".weight"));
+    assert_non_null(strstr(err.text, "is the file cut short?"));
+    assert_int_equal(ftruncate(fd, 1 << 20), 0);
+    assert_int_equal(model_files_open(cut, &files, &err), ERR_INVALID);
+    assert_non_null(strstr(err.text, "reaches past the end of the file"));
+    close(fd);
+    unlink(cut);
+}
+
 static int gguf_config(struct buf *b, struct model_spec *spec, struct err *err) {
     struct gguf *gguf;
     *spec = (struct model_spec){0};
@@ -434,7 +458,7 @@ int main(void) {
         cmocka_unit_test(test_rope_table),     cmocka_unit_test(test_folder),
         cmocka_unit_test(test_folder_refused), cmocka_unit_test(test_shards),
         cmocka_unit_test(test_default_model),  cmocka_unit_test(test_gguf_config),
-        cmocka_unit_test(test_corpus),         cmocka_unit_test(test_no_such_file),
+        cmocka_unit_test(test_default_model_cut), cmocka_unit_test(test_corpus),         cmocka_unit_test(test_no_such_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
