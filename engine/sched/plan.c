@@ -111,16 +111,20 @@ static bool admit_match(struct sched *sched, struct sequence_private *s, int32_t
     return true;
 }
 
+/* Whoever runs keeps one page to grow into, so that a newcomer is not preempted as soon as the others grow. Counted
+ * with 600 requests for 64 slots in 300 pages of 64 (prompts of 64 to 576, answers of 1 to 600 of 2048 allowed), until
+ * the queue is empty: 2 preemptions instead of 320, 32.1 output tokens a step instead of 29.3, and 27 % fewer prompt
+ * tokens computed; with two pages each 0 preemptions and 29.1. */
 static bool admit_pages(struct sched *sched, struct sequence_private *s) {
     bool last_chance = s->pub.preemptions >= SCHED_PREEMPTIONS_MAX;
     int32_t pages = last_chance ? s->group->pages_max : i32_ceil_div(s->target, sched->options.page_size);
-    int32_t spare = sched->running.count > 0 ? (sched->options.pages_total - 1) / 100 : 0;
+    int32_t spare = sched->running.count, room = kv_available(sched->cache) - spare;
     if (s->group->donor && s->pub.output_count == 0) return admit_fork(sched, s, pages, spare);
-    if (sched->blocked == s && sched->running.count > 0 && kv_available(sched->cache) <= sched->blocked_available)
+    if (sched->blocked == s && sched->running.count > 0 && room <= sched->blocked_room)
         return false; /* looked up in vain already, and no page came back since */
     if (admit_match(sched, s, pages, spare)) return true;
     sched->blocked = s;
-    sched->blocked_available = kv_available(sched->cache);
+    sched->blocked_room = room;
     return false;
 }
 

@@ -111,7 +111,7 @@ struct sched {
     bool stalled; /* in this step a decode had no page, or someone was preempted: nobody is admitted */
 
     struct sequence_private *blocked; /* head of the queue that found too few pages */
-    int32_t blocked_available;        /* pages there were then */
+    int32_t blocked_room;             /* pages it could have had then */
 
     struct sched_output *outputs;
     int32_t output_count, output_capacity;
