@@ -330,7 +330,7 @@ static void test_default_model_cut(void **state) {
     assert_non_null(strstr(err.text, "is the file cut short?"));
     assert_int_equal(ftruncate(fd, 1 << 20), 0);
     assert_int_equal(model_files_open(cut, &files, &err), ERR_INVALID);
-    assert_non_null(strstr(err.text, "reaches past the end of the file"));
+    assert_non_null(strstr(err.text, "key tokenizer.ggml.merges: the array has more strings than the file has room for"));
     close(fd);
     unlink(cut);
 }
