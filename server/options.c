@@ -9,7 +9,6 @@
 #include <strings.h>
 
 #include "engine/base/mem.h"
-#include "kernels/backend.h"
 #include "server/options_table.h"
 
 #define KEY_FILE_BYTES_MAX ((size_t)64 * 1024)

@@ -120,7 +120,8 @@ class Reply:
 def post(path, body, headers=""):
     if isinstance(body, str):
         body = body.encode()
-    head = "POST %s HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n" % (path, len(body), headers)
+    head = "POST %s HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n" % path
+    head += "Content-Length: %d\r\n%s\r\n" % (len(body), headers)
     return head.encode() + body
 
 

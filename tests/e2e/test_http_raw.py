@@ -14,10 +14,16 @@ LONG = '{"prompt":"hi","max_tokens":4000,"stream":true}'
 LONG_QUIET = '{"prompt":"hi","max_tokens":4000}'
 
 
+def reset(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sock.close()
+
+
 class Transport(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--max-output-bytes", "64K", "--keep-alive-timeout", "3", env={"QUIRE_FAKE_STEP_US": "2000"})
+        cls.server = Server("--max-output-bytes", "64K", "--keep-alive-timeout", "3",
+                            env={"QUIRE_FAKE_STEP_US": "2000"})
 
     @classmethod
     def tearDownClass(cls):
@@ -112,7 +118,8 @@ class Transport(unittest.TestCase):
     def test_expect_continue(self):
         with self.server.connect() as sock:
             body = b'{"prompt":"hi","max_tokens":2}'
-            sock.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+            sock.sendall(b"POST /generate HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\n")
+            sock.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
             self.assertEqual(read_reply(sock).status, 100)
             sock.sendall(body)
             self.assertEqual(read_reply(sock).status, 200)
@@ -153,7 +160,7 @@ class Transport(unittest.TestCase):
     def test_client_gone(self):
         for body in (LONG, LONG_QUIET):
             self.gone(body, lambda s: s.close())
-            self.gone(body, lambda s: (s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"), s.close()))
+            self.gone(body, reset)
             self.gone(body, lambda s: s.shutdown(socket.SHUT_WR))
 
     def test_gone_before_the_body(self):
