@@ -8,14 +8,14 @@
 #include "engine/model/gguf_private.h"
 
 /* Far above what models have (a few dozen keys, some thousand tensors); below what could make a table that hurts. */
-#define GGUF_PAIRS_MAX       65536u
-#define GGUF_TENSORS_MAX     65536u
-#define GGUF_KEY_BYTES_MAX   65535u
-#define GGUF_NAME_BYTES_MAX  255u
-#define GGUF_STR_BYTES_MAX   ((uint64_t)1 << 20)
-#define GGUF_ALIGNMENT       32u
-#define GGUF_ALIGNMENT_MAX   ((uint64_t)1 << 20)
-#define GGUF_ELEMENTS_MAX    ((uint64_t)1 << 48)
+#define GGUF_PAIRS_MAX      65536u
+#define GGUF_TENSORS_MAX    65536u
+#define GGUF_KEY_BYTES_MAX  65535u
+#define GGUF_NAME_BYTES_MAX 255u
+#define GGUF_STR_BYTES_MAX  ((uint64_t)1 << 20)
+#define GGUF_ALIGNMENT      32u
+#define GGUF_ALIGNMENT_MAX  ((uint64_t)1 << 20)
+#define GGUF_ELEMENTS_MAX   ((uint64_t)1 << 48)
 
 /* What is left of the file; every read goes through take(). */
 struct reader {
@@ -30,17 +30,17 @@ static const struct gguf_tensor_type {
     bool known;
     enum dtype dtype;
 } tensor_types[] = {
-    [0] = {"F32", true, DTYPE_F32},    [1] = {"F16", true, DTYPE_F16},    [2] = {"Q4_0", true, DTYPE_Q4_0},
-    [3] = {"Q4_1", true, DTYPE_Q4_1},  [6] = {"Q5_0", true, DTYPE_Q5_0},  [7] = {"Q5_1", true, DTYPE_Q5_1},
-    [8] = {"Q8_0", true, DTYPE_Q8_0},  [9] = {"Q8_1", false, 0},          [10] = {"Q2_K", false, 0},
-    [11] = {"Q3_K", false, 0},         [12] = {"Q4_K", false, 0},         [13] = {"Q5_K", false, 0},
-    [14] = {"Q6_K", false, 0},         [15] = {"Q8_K", false, 0},         [16] = {"IQ2_XXS", false, 0},
-    [17] = {"IQ2_XS", false, 0},       [18] = {"IQ3_XXS", false, 0},      [19] = {"IQ1_S", false, 0},
-    [20] = {"IQ4_NL", false, 0},       [21] = {"IQ3_S", false, 0},        [22] = {"IQ2_S", false, 0},
-    [23] = {"IQ4_XS", false, 0},       [24] = {"I8", false, 0},           [25] = {"I16", false, 0},
-    [26] = {"I32", false, 0},          [27] = {"I64", false, 0},          [28] = {"F64", false, 0},
-    [29] = {"IQ1_M", false, 0},        [30] = {"BF16", true, DTYPE_BF16}, [34] = {"TQ1_0", false, 0},
-    [35] = {"TQ2_0", false, 0},        [39] = {"MXFP4", false, 0},        [40] = {"NVFP4", false, 0},
+    [0] = {"F32", true, DTYPE_F32},   [1] = {"F16", true, DTYPE_F16},    [2] = {"Q4_0", true, DTYPE_Q4_0},
+    [3] = {"Q4_1", true, DTYPE_Q4_1}, [6] = {"Q5_0", true, DTYPE_Q5_0},  [7] = {"Q5_1", true, DTYPE_Q5_1},
+    [8] = {"Q8_0", true, DTYPE_Q8_0}, [9] = {"Q8_1", false, 0},          [10] = {"Q2_K", false, 0},
+    [11] = {"Q3_K", false, 0},        [12] = {"Q4_K", false, 0},         [13] = {"Q5_K", false, 0},
+    [14] = {"Q6_K", false, 0},        [15] = {"Q8_K", false, 0},         [16] = {"IQ2_XXS", false, 0},
+    [17] = {"IQ2_XS", false, 0},      [18] = {"IQ3_XXS", false, 0},      [19] = {"IQ1_S", false, 0},
+    [20] = {"IQ4_NL", false, 0},      [21] = {"IQ3_S", false, 0},        [22] = {"IQ2_S", false, 0},
+    [23] = {"IQ4_XS", false, 0},      [24] = {"I8", false, 0},           [25] = {"I16", false, 0},
+    [26] = {"I32", false, 0},         [27] = {"I64", false, 0},          [28] = {"F64", false, 0},
+    [29] = {"IQ1_M", false, 0},       [30] = {"BF16", true, DTYPE_BF16}, [34] = {"TQ1_0", false, 0},
+    [35] = {"TQ2_0", false, 0},       [39] = {"MXFP4", false, 0},        [40] = {"NVFP4", false, 0},
 };
 
 static int file_err(const struct reader *r, const char *what) {
@@ -87,7 +87,7 @@ static bool take_u64(struct reader *r, uint64_t *out) {
     return true;
 }
 
-/* ---- metadata ----------------------------------------------------------------------------------------------------- */
+/* ---- metadata ---------------------------------------------------------------------------------------------------- */
 
 static int array_walk_strings(struct reader *r, const struct gguf_pair *pair, uint64_t count) {
     for (uint64_t i = 0; i < count; i++) {
@@ -104,7 +104,8 @@ static int array_walk_strings(struct reader *r, const struct gguf_pair *pair, ui
 static int array_parse(struct reader *r, struct gguf_pair *pair) {
     uint32_t element;
     uint64_t count;
-    if (!take_u32(r, &element) || !take_u64(r, &count)) return pair_err(r, pair, "the file ends inside the array's head");
+    if (!take_u32(r, &element) || !take_u64(r, &count))
+        return pair_err(r, pair, "the file ends inside the array's head");
     if (element == GGUF_ARRAY) return pair_err(r, pair, "an array of arrays, which we do not read");
     if (element > GGUF_F64) return pair_err(r, pair, "the array's element type is none that GGUF has");
     pair->element = (uint8_t)element;
@@ -167,15 +168,14 @@ static int pairs_parse(struct reader *r, struct gguf *gguf, uint64_t count) {
         }
         gguf->pairs[gguf->pair_count++] = pair;
     }
-    if (gguf->pair_count > 1)
-        qsort(gguf->pairs, (size_t)gguf->pair_count, sizeof *gguf->pairs, gguf_pair_compare);
+    if (gguf->pair_count > 1) qsort(gguf->pairs, (size_t)gguf->pair_count, sizeof *gguf->pairs, gguf_pair_compare);
     for (int32_t i = 1; i < gguf->pair_count; i++)
         if (gguf_pair_compare(&gguf->pairs[i - 1], &gguf->pairs[i]) == 0)
             return pair_err(r, &gguf->pairs[i], "given twice");
     return 0;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 static int tensor_parse_name(struct reader *r, struct gguf_tensor *tensor) {
     uint64_t bytes;
@@ -211,14 +211,16 @@ static int tensor_parse_shape(struct reader *r, struct gguf_tensor *tensor) {
 static int tensor_parse_type(struct reader *r, struct gguf_tensor *tensor) {
     uint32_t type;
     if (!take_u32(r, &type)) return tensor_err(r, ERR_INVALID, tensor->name, "the file ends inside the tensor table");
-    const struct gguf_tensor_type *known = type < sizeof tensor_types / sizeof *tensor_types ? &tensor_types[type] : NULL;
+    const struct gguf_tensor_type *known =
+        type < sizeof tensor_types / sizeof *tensor_types ? &tensor_types[type] : NULL;
     if (!known || !known->name)
         return err_set_field(r->err, ERR_INVALID, tensor->name, "%s: %s: type %u is none that GGUF has", r->gguf->file,
                              tensor->name, (unsigned)type);
     if (!known->known)
         return err_set_field(r->err, ERR_UNSUPPORTED, tensor->name,
                              "%s: %s: tensors of type %s are not supported (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 and "
-                             "Q8_0 are)", r->gguf->file, tensor->name, known->name);
+                             "Q8_0 are)",
+                             r->gguf->file, tensor->name, known->name);
     tensor->dtype = known->dtype;
     return 0;
 }
@@ -277,8 +279,9 @@ static int extents_place(struct reader *r, struct gguf *gguf, struct extent *ext
         if (offset > room || tensor->bytes > room - offset)
             return err_set_field(r->err, ERR_INVALID, tensor->name,
                                  "%s: %s: its data reach past the end of the file (%zu bytes at %llu of %llu): is the "
-                                 "file cut short?", gguf->file, tensor->name, tensor->bytes,
-                                 (unsigned long long)offset, (unsigned long long)room);
+                                 "file cut short?",
+                                 gguf->file, tensor->name, tensor->bytes, (unsigned long long)offset,
+                                 (unsigned long long)room);
         tensor->data = gguf->data + start + (size_t)offset;
         extents[i].bytes = tensor->bytes;
         extents[i].tensor = i;
@@ -338,7 +341,7 @@ static int tensors_parse(struct reader *r, struct gguf *gguf, uint64_t count) {
     return rc ? rc : names_index(r, gguf);
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 static int version_check(const struct reader *r, uint32_t version) {
     if (version == 0) return file_err(r, "GGUF version 0 does not exist");

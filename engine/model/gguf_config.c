@@ -11,11 +11,8 @@ static const struct gguf_architecture {
     bool qk_norm;
     int32_t no_rope_step; /* every so many layers one without rope; 0: none */
 } architectures[] = {
-    {"llama", ROPE_NEIGHBOURS, false, 0},
-    {"qwen2", ROPE_HALVES, false, 0},
-    {"qwen3", ROPE_HALVES, true, 0},
-    {"smollm3", ROPE_NEIGHBOURS, false, 4},
-    {"granite", ROPE_NEIGHBOURS, false, 0},
+    {"llama", ROPE_NEIGHBOURS, false, 0},   {"qwen2", ROPE_HALVES, false, 0},       {"qwen3", ROPE_HALVES, true, 0},
+    {"smollm3", ROPE_NEIGHBOURS, false, 4}, {"granite", ROPE_NEIGHBOURS, false, 0},
 };
 
 /* Reads of "ARCH.key", the first error kept. Optional ones leave *out alone when the key is missing. */
@@ -42,8 +39,10 @@ static void read_i32(struct config *c, const char *key, bool required, int32_t m
     uint64_t value;
     if (c->rc) return;
     int rc = gguf_read_u64(c->gguf, config_key(c, key, name), 0, (uint64_t)max, &value, c->err);
-    if (rc == 0) *out = (int32_t)value;
-    else if (rc != ERR_NOT_FOUND || required) read_failed(c, rc);
+    if (rc == 0)
+        *out = (int32_t)value;
+    else if (rc != ERR_NOT_FOUND || required)
+        read_failed(c, rc);
 }
 
 static void read_f64(struct config *c, const char *key, bool required, double *out) {
@@ -51,8 +50,10 @@ static void read_f64(struct config *c, const char *key, bool required, double *o
     double value;
     if (c->rc) return;
     int rc = gguf_read_f64(c->gguf, config_key(c, key, name), -1e9, 1e9, &value, c->err);
-    if (rc == 0) *out = value;
-    else if (rc != ERR_NOT_FOUND || required) read_failed(c, rc);
+    if (rc == 0)
+        *out = value;
+    else if (rc != ERR_NOT_FOUND || required)
+        read_failed(c, rc);
 }
 
 static void read_f32(struct config *c, const char *key, float *out) {
@@ -64,9 +65,18 @@ static void read_f32(struct config *c, const char *key, float *out) {
 /* Keys that would change the arithmetic in ways the forward pass does not know: refused by name when set. */
 static void refuse_unknown(struct config *c) {
     static const char *const keys[] = {
-        "expert_count", "expert_used_count", "leading_dense_block_count", "pooling_type", "attention.max_alibi_bias",
-        "attention.clamp_kqv", "use_parallel_residual", "attention.temperature_length", "interleave_moe_layer_step",
-        "embedding_length_per_layer_input", "attention.shared_kv_layers", "attention.value_residual_mix_lora_rank",
+        "expert_count",
+        "expert_used_count",
+        "leading_dense_block_count",
+        "pooling_type",
+        "attention.max_alibi_bias",
+        "attention.clamp_kqv",
+        "use_parallel_residual",
+        "attention.temperature_length",
+        "interleave_moe_layer_step",
+        "embedding_length_per_layer_input",
+        "attention.shared_kv_layers",
+        "attention.value_residual_mix_lora_rank",
     };
     char name[160];
     for (size_t i = 0; i < sizeof keys / sizeof *keys && c->rc == 0; i++) {
@@ -77,15 +87,19 @@ static void refuse_unknown(struct config *c) {
         int rc = gguf_read_f64(c->gguf, key, -INFINITY, INFINITY, &value, c->err);
         if (rc == ERR_INVALID) rc = gguf_read_bool(c->gguf, key, &flag, c->err);
         if (rc || value != 0 || flag)
-            c->rc = err_set_field(c->err, ERR_UNSUPPORTED, key, "%s: key %s is set, which this version does not "
-                                  "support", c->label, key);
+            c->rc = err_set_field(c->err, ERR_UNSUPPORTED, key,
+                                  "%s: key %s is set, which this version does not "
+                                  "support",
+                                  c->label, key);
     }
     bool causal = true;
     if (c->rc == 0 && gguf_has(c->gguf, config_key(c, "attention.causal", name))) {
         c->rc = gguf_read_bool(c->gguf, name, &causal, c->err);
         if (c->rc == 0 && !causal)
-            c->rc = err_set_field(c->err, ERR_UNSUPPORTED, name, "%s: attention that is not causal is not "
-                                  "supported", c->label);
+            c->rc = err_set_field(c->err, ERR_UNSUPPORTED, name,
+                                  "%s: attention that is not causal is not "
+                                  "supported",
+                                  c->label);
     }
 }
 
@@ -100,8 +114,10 @@ static void read_heads(struct config *c, struct model_spec *spec) {
     value_dim = spec->head_dim;
     read_i32(c, "attention.value_length", false, INT32_MAX, &value_dim);
     if (c->rc == 0 && value_dim != spec->head_dim)
-        c->rc = err_set(c->err, ERR_UNSUPPORTED, "%s: attention.value_length %d differs from attention.key_length %d, "
-                        "which this version does not support", c->label, value_dim, spec->head_dim);
+        c->rc = err_set(c->err, ERR_UNSUPPORTED,
+                        "%s: attention.value_length %d differs from attention.key_length %d, "
+                        "which this version does not support",
+                        c->label, value_dim, spec->head_dim);
     spec->rotary_dim = spec->head_dim;
     read_i32(c, "rope.dimension_count", false, INT32_MAX, &spec->rotary_dim);
 }
@@ -133,8 +149,10 @@ static void read_rope_scaling(struct config *c, struct model_spec *spec) {
         spec->rope_scaling = ROPE_SCALING_LINEAR;
         read_f64(c, "rope.scale_linear", false, &spec->rope_factor);
     } else {
-        c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "rope.scaling.type", "%s: rope scaling \"%s\" is not supported "
-                              "(none, linear and yarn are)", c->label, shown(type, bytes, word));
+        c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "rope.scaling.type",
+                              "%s: rope scaling \"%s\" is not supported "
+                              "(none, linear and yarn are)",
+                              c->label, shown(type, bytes, word));
         return;
     }
     read_f64(c, "rope.scaling.factor", false, &spec->rope_factor);
@@ -161,8 +179,10 @@ static void read_scales(struct config *c, struct model_spec *spec) {
     read_f32(c, "attn_logit_softcapping", &spec->attn_soft_cap);
     read_f32(c, "final_logit_softcapping", &spec->logit_soft_cap);
     if (logit_scale != 0) spec->logit_scale = 1 / logit_scale; /* GGUF's granite divides by it */
-    if (attn_scale != 0) spec->attn_scale = attn_scale;
-    else if (spec->head_dim > 0) spec->attn_scale = (float)(1 / sqrt((double)spec->head_dim));
+    if (attn_scale != 0)
+        spec->attn_scale = attn_scale;
+    else if (spec->head_dim > 0)
+        spec->attn_scale = (float)(1 / sqrt((double)spec->head_dim));
 }
 
 static void read_from_tensors(struct config *c, struct model_spec *spec) {
@@ -194,8 +214,10 @@ static const struct gguf_architecture *architecture_find(struct config *c, struc
             return &architectures[i];
         }
     char word[48];
-    c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "general.architecture", "%s: architecture \"%s\" is not supported "
-                          "(llama, qwen2, qwen3, smollm3 and granite are)", c->label, shown(name, bytes, word));
+    c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "general.architecture",
+                          "%s: architecture \"%s\" is not supported "
+                          "(llama, qwen2, qwen3, smollm3 and granite are)",
+                          c->label, shown(name, bytes, word));
     return NULL;
 }
 

@@ -7,8 +7,8 @@ static const struct {
     const char *name;
     size_t bytes;
 } types[] = {
-    [GGUF_U8] = {"u8", 1},   [GGUF_I8] = {"i8", 1},         [GGUF_U16] = {"u16", 2},    [GGUF_I16] = {"i16", 2},
-    [GGUF_U32] = {"u32", 4}, [GGUF_I32] = {"i32", 4},       [GGUF_F32] = {"f32", 4},    [GGUF_BOOL] = {"bool", 1},
+    [GGUF_U8] = {"u8", 1},         [GGUF_I8] = {"i8", 1},       [GGUF_U16] = {"u16", 2}, [GGUF_I16] = {"i16", 2},
+    [GGUF_U32] = {"u32", 4},       [GGUF_I32] = {"i32", 4},     [GGUF_F32] = {"f32", 4}, [GGUF_BOOL] = {"bool", 1},
     [GGUF_STRING] = {"string", 0}, [GGUF_ARRAY] = {"array", 0}, [GGUF_U64] = {"u64", 8}, [GGUF_I64] = {"i64", 8},
     [GGUF_F64] = {"f64", 8},
 };
@@ -16,7 +16,7 @@ static const struct {
 size_t gguf_type_bytes(uint32_t type) { return type <= GGUF_F64 ? types[type].bytes : 0; }
 const char *gguf_type_name(uint32_t type) { return type <= GGUF_F64 ? types[type].name : "unknown"; }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 int32_t gguf_tensor_count(const struct gguf *gguf) { return gguf->tensor_count; }
 
@@ -31,8 +31,10 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *
         const struct gguf_tensor *tensor = &gguf->tensors[gguf->by_name[middle]];
         int order = strcmp(name, tensor->name);
         if (order == 0) return tensor;
-        if (order < 0) high = middle - 1;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle - 1;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -41,7 +43,7 @@ void gguf_release_range(const struct gguf *gguf, const void *data, size_t bytes)
     file_map_release(&gguf->map, data, bytes);
 }
 
-/* ---- metadata ----------------------------------------------------------------------------------------------------- */
+/* ---- metadata ---------------------------------------------------------------------------------------------------- */
 
 /* Shorter keys first, so that most comparisons end at the length. */
 static int key_compare(const unsigned char *a, size_t a_bytes, const unsigned char *b, size_t b_bytes) {
@@ -62,8 +64,10 @@ const struct gguf_pair *gguf_find_pair(const struct gguf *gguf, const char *key)
         const struct gguf_pair *pair = &gguf->pairs[middle];
         int order = key_compare((const unsigned char *)key, bytes, pair->key, pair->key_bytes);
         if (order == 0) return pair;
-        if (order < 0) high = middle - 1;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle - 1;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -86,30 +90,48 @@ static bool pair_integer(const struct gguf_pair *pair, uint64_t *out, bool *nega
     int64_t value = 0;
     *negative = false;
     switch (pair->type) {
-    case GGUF_U8: *out = p[0]; return true;
-    case GGUF_U16: *out = gguf_load_u16(p); return true;
-    case GGUF_U32: *out = gguf_load_u32(p); return true;
-    case GGUF_U64: *out = gguf_load_u64(p); return true;
-    case GGUF_I8: value = (int8_t)p[0]; break;
-    case GGUF_I16: value = (int16_t)gguf_load_u16(p); break;
-    case GGUF_I32: value = (int32_t)gguf_load_u32(p); break;
-    case GGUF_I64: value = (int64_t)gguf_load_u64(p); break;
-    default: return false;
+    case GGUF_U8:
+        *out = p[0];
+        return true;
+    case GGUF_U16:
+        *out = gguf_load_u16(p);
+        return true;
+    case GGUF_U32:
+        *out = gguf_load_u32(p);
+        return true;
+    case GGUF_U64:
+        *out = gguf_load_u64(p);
+        return true;
+    case GGUF_I8:
+        value = (int8_t)p[0];
+        break;
+    case GGUF_I16:
+        value = (int16_t)gguf_load_u16(p);
+        break;
+    case GGUF_I32:
+        value = (int32_t)gguf_load_u32(p);
+        break;
+    case GGUF_I64:
+        value = (int64_t)gguf_load_u64(p);
+        break;
+    default:
+        return false;
     }
     *negative = value < 0;
     *out = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
     return true;
 }
 
-int gguf_read_u64(const struct gguf *gguf, const char *key, uint64_t min, uint64_t max, uint64_t *out, struct err *err) {
+int gguf_read_u64(const struct gguf *gguf, const char *key, uint64_t min, uint64_t max, uint64_t *out,
+                  struct err *err) {
     const struct gguf_pair *pair = gguf_find_pair(gguf, key);
     uint64_t value;
     bool negative;
     if (!pair) return missing_err(gguf, key, err);
     if (!pair_integer(pair, &value, &negative)) return type_err(gguf, key, "an integer", pair, err);
     if (negative || value < min || value > max)
-        return err_set_field(err, ERR_INVALID, key, "%s: key %s: must be from %llu to %llu, not %s%llu", gguf->file, key,
-                             (unsigned long long)min, (unsigned long long)max, negative ? "-" : "",
+        return err_set_field(err, ERR_INVALID, key, "%s: key %s: must be from %llu to %llu, not %s%llu", gguf->file,
+                             key, (unsigned long long)min, (unsigned long long)max, negative ? "-" : "",
                              (unsigned long long)value);
     *out = value;
     return 0;

@@ -1,4 +1,5 @@
-/* Hugging Face config.json to struct model_spec. An architecture is a row of class defaults; the fields are read once. */
+/* Hugging Face config.json to struct model_spec. An architecture is a row of class defaults; the fields are read once.
+ */
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,10 +16,10 @@ static const struct hf_architecture {
     bool attention_bias; /* reads attention_bias, for q, k, v and o */
     bool mlp_bias;       /* reads mlp_bias */
     bool qk_norm;
-    bool tied;           /* the class's default of tie_word_embeddings */
-    int window;          /* what sliding_window means */
+    bool tied;  /* the class's default of tie_word_embeddings */
+    int window; /* what sliding_window means */
     int32_t no_rope_step;
-    bool scales;         /* Granite's multipliers */
+    bool scales; /* Granite's multipliers */
 } architectures[] = {
     {"LlamaForCausalLM", false, true, true, false, false, WINDOW_NEVER, 0, false},
     {"MistralForCausalLM", false, false, false, false, false, WINDOW_ALWAYS, 0, false},
@@ -74,10 +75,19 @@ static const char *shown(const char *text, char out[48]) {
 
 /* Fields that change the arithmetic in ways the forward pass does not know. */
 static void refuse_unknown(struct config *c, const struct hf_architecture *row) {
-    static const char *const counts[] = {"num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size",
-                                         "num_experts_per_tok", "kv_lora_rank", "num_kv_shared_layers",
-                                         "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
-                                         "attention_chunk_size", "clip_qkv", "logit_scale"};
+    static const char *const counts[] = {"num_local_experts",
+                                         "num_experts",
+                                         "n_routed_experts",
+                                         "moe_intermediate_size",
+                                         "num_experts_per_tok",
+                                         "kv_lora_rank",
+                                         "num_kv_shared_layers",
+                                         "attn_logit_softcapping",
+                                         "final_logit_softcapping",
+                                         "query_pre_attn_scalar",
+                                         "attention_chunk_size",
+                                         "clip_qkv",
+                                         "logit_scale"};
     static const char *const scales[] = {"embedding_multiplier", "residual_multiplier", "attention_multiplier",
                                          "logits_scaling"};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -91,10 +101,11 @@ static void refuse_unknown(struct config *c, const struct hf_architecture *row) 
             unsupported(c, scales[i], "is set, which this architecture does not have");
     }
     if (json_get_set(c->root, "quantization_config"))
-        unsupported(c, "quantization_config", "quantised safetensors are not supported; use GGUF or unquantised weights");
+        unsupported(c, "quantization_config",
+                    "quantised safetensors are not supported; use GGUF or unquantised weights");
 }
 
-/* ---- rope --------------------------------------------------------------------------------------------------------- */
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
 
 /* Attention factor of yarn: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio of two such terms. */
 static double yarn_attention(struct config *c, const struct cJSON *rope, double factor) {
@@ -139,7 +150,8 @@ static void read_rope_type(struct config *c, const struct cJSON *rope, const cha
     } else if (strcmp(type, "yarn") == 0) {
         read_yarn(c, rope, spec);
     } else {
-        snprintf(what, sizeof what, "\"%s\" is not supported (default, linear, llama3 and yarn are)", shown(type, word));
+        snprintf(what, sizeof what, "\"%s\" is not supported (default, linear, llama3 and yarn are)",
+                 shown(type, word));
         unsupported(c, "rope_type", what);
     }
 }
@@ -169,11 +181,12 @@ static void read_rope(struct config *c, struct model_spec *spec) {
         if (c->rc == 0) read_rope_type(c, rope, type ? type : "default", spec);
     }
     if (c->rc == 0 && !(partial > 0 && partial <= 1))
-        c->rc = err_set_field(c->err, ERR_INVALID, "partial_rotary_factor", "partial_rotary_factor must be from 0 to 1");
+        c->rc =
+            err_set_field(c->err, ERR_INVALID, "partial_rotary_factor", "partial_rotary_factor must be from 0 to 1");
     if (c->rc == 0) spec->rotary_dim = (int32_t)((double)spec->head_dim * partial);
 }
 
-/* ---- windows and layers ------------------------------------------------------------------------------------------- */
+/* ---- windows and layers ------------------------------------------------------------------------------------------ */
 
 static void read_windows(struct config *c, const struct hf_architecture *row, struct model_spec *spec) {
     const struct cJSON *types = json_get_set(c->root, "layer_types");
@@ -194,7 +207,8 @@ static void read_windows(struct config *c, const struct hf_architecture *row, st
     for (const struct cJSON *item = types->child; item; item = item->next, count++) {
         bool sliding = cJSON_IsString(item) && strcmp(item->valuestring, "sliding_attention") == 0;
         bool full = cJSON_IsString(item) && strcmp(item->valuestring, "full_attention") == 0;
-        if (!sliding && !full) unsupported(c, "layer_types", "holds a type other than full_attention and sliding_attention");
+        if (!sliding && !full)
+            unsupported(c, "layer_types", "holds a type other than full_attention and sliding_attention");
         if (count < spec->layers) spec->windowed[count] = sliding;
     }
     if (c->rc == 0 && count != spec->layers)
@@ -216,10 +230,11 @@ static void read_no_rope(struct config *c, const struct hf_architecture *row, st
     for (const struct cJSON *item = flags->child; item; item = item->next, count++)
         if (count < spec->layers) spec->no_rope[count] = !(cJSON_IsNumber(item) && item->valuedouble != 0);
     if (!cJSON_IsArray(flags) || count != spec->layers)
-        c->rc = err_set_field(c->err, ERR_INVALID, "no_rope_layers", "no_rope_layers must have %d entries", spec->layers);
+        c->rc =
+            err_set_field(c->err, ERR_INVALID, "no_rope_layers", "no_rope_layers must have %d entries", spec->layers);
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 static void read_activation(struct config *c, struct model_spec *spec) {
     const char *name = "silu";
@@ -255,8 +270,8 @@ static void read_shape(struct config *c, struct model_spec *spec) {
     read_f64(c, c->root, "rms_norm_eps", &eps);
     spec->norm_eps = (float)eps;
     if (c->rc == 0 && (spec->layers < 1 || spec->layers > MODEL_LAYERS_MAX))
-        c->rc = err_set_field(c->err, ERR_INVALID, "num_hidden_layers", "num_hidden_layers must be from 1 to %d, not %d",
-                              MODEL_LAYERS_MAX, spec->layers);
+        c->rc = err_set_field(c->err, ERR_INVALID, "num_hidden_layers",
+                              "num_hidden_layers must be from 1 to %d, not %d", MODEL_LAYERS_MAX, spec->layers);
 }
 
 static void read_scales(struct config *c, const struct hf_architecture *row, struct model_spec *spec) {
@@ -275,7 +290,8 @@ static void read_biases(struct config *c, const struct hf_architecture *row, str
     bool attention = false, mlp = false;
     read_bool(c, "attention_bias", &attention);
     read_bool(c, "mlp_bias", &mlp);
-    if (attention && !row->attention_bias) unsupported(c, "attention_bias", "is set, which this architecture does not have");
+    if (attention && !row->attention_bias)
+        unsupported(c, "attention_bias", "is set, which this architecture does not have");
     if (mlp && !row->mlp_bias) unsupported(c, "mlp_bias", "is set, which this architecture does not have");
     spec->qkv_bias = row->qkv_bias || attention;
     spec->output_bias = attention;
@@ -295,7 +311,8 @@ static const struct hf_architecture *architecture_find(struct config *c, struct 
             snprintf(spec->architecture, sizeof spec->architecture, "%s", architectures[i].name);
             return &architectures[i];
         }
-    c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "architectures", "architecture \"%s\" is not supported (the "
+    c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "architectures",
+                          "architecture \"%s\" is not supported (the "
                           "ForCausalLM classes of Llama, Mistral, Qwen2, Qwen3, SmolLM3 and Granite are)",
                           shown(first->valuestring, word));
     return NULL;

@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/model_private.h"
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static int workspace_open(struct model *model, const struct model_files *files, struct err *err) {
     void *p;
@@ -39,7 +39,8 @@ static int kv_open(struct model *model, struct err *err) {
     if (!kv_page_bytes(&model->spec, &model->limits, &model->kv_page_stride) ||
         !size_mul(model->kv_page_stride, (size_t)model->pages_total, &model->kv_layer_stride) ||
         !size_mul(model->kv_layer_stride, (size_t)model->spec.layers, &model->kv_bytes))
-        return err_set(err, ERR_INVALID, "a KV pool of %d pages needs more memory than can be counted", model->pages_total);
+        return err_set(err, ERR_INVALID, "a KV pool of %d pages needs more memory than can be counted",
+                       model->pages_total);
     int rc = backend_alloc(model->backend, MEMORY_KV, model->kv_bytes, &p, err);
     if (rc == 0) model->kv = p;
     return rc;
@@ -104,14 +105,15 @@ void model_close(struct model *model) {
 
 size_t model_weight_bytes(const struct model *model) { return model->weight_bytes; }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------- */
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 static int slots_reset(struct model *model, const struct batch *batch, struct err *err) {
     int rc = 0;
     for (int32_t i = 0; rc == 0 && i < batch->reset_count; i++) {
         const struct slot_reset *reset = &batch->resets[i];
-        const struct op_sample_reset_args args = {model->sample_state, reset->slot, reset->track, reset->prompt,
-                                                  reset->output, reset->prompt_count, reset->output_count};
+        const struct op_sample_reset_args args = {model->sample_state, reset->slot,   reset->track,
+                                                  reset->prompt,       reset->output, reset->prompt_count,
+                                                  reset->output_count};
         rc = op_sample_reset(model->backend, &args, err);
     }
     return rc;
@@ -133,8 +135,8 @@ static int page_table_update(struct model *model, const struct batch *batch, str
             count++;
         }
         CHECK(first->index >= 0 && first->index + count <= model->max_pages);
-        int rc = backend_upload(model->backend, table + (size_t)first->slot * (size_t)model->max_pages + first->index, run,
-                                (size_t)count * sizeof *run, err);
+        int rc = backend_upload(model->backend, table + (size_t)first->slot * (size_t)model->max_pages + first->index,
+                                run, (size_t)count * sizeof *run, err);
         if (rc) return rc;
         i += count;
     }
@@ -143,7 +145,8 @@ static int page_table_update(struct model *model, const struct batch *batch, str
 
 static int pages_copy(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
     if (batch->copy_count == 0) return 0;
-    int32_t *src = ARENA_ARRAY(arena, int32_t, batch->copy_count), *dst = ARENA_ARRAY(arena, int32_t, batch->copy_count);
+    int32_t *src = ARENA_ARRAY(arena, int32_t, batch->copy_count),
+            *dst = ARENA_ARRAY(arena, int32_t, batch->copy_count);
     for (int32_t i = 0; i < batch->copy_count; i++) {
         src[i] = batch->copies[i].src;
         dst[i] = batch->copies[i].dst;
@@ -162,9 +165,12 @@ static struct sample_result *results_of(struct model *model, const struct batch 
 
 static int rows_sample(struct model *model, const struct batch *batch, struct err *err) {
     if (batch->rows == 0) return 0;
-    const struct op_sample_args args = {.state = model->sample_state, .logits = model_at(model, model->at.logits),
-                                        .logits_stride = model->spec.vocab, .rows = batch->rows,
-                                        .vocab = model->sample_vocab, .row = batch->sampling,
+    const struct op_sample_args args = {.state = model->sample_state,
+                                        .logits = model_at(model, model->at.logits),
+                                        .logits_stride = model->spec.vocab,
+                                        .rows = batch->rows,
+                                        .vocab = model->sample_vocab,
+                                        .row = batch->sampling,
                                         .results = results_of(model, batch),
                                         .workspace = model_at(model, model->at.sample),
                                         .workspace_bytes = model->at.sample_bytes};

@@ -1,7 +1,8 @@
 /* model.h: a decoder on one rank: its files, its shapes, its weights on the device and its forward pass.
  *
- * The engine opens it and calls forward from the rank thread. The pass is driven by struct model_spec: a new family is a
- * row of data and a name map, not a second pass. Knows pages and slots only as the batch names them; never scheduling. */
+ * The engine opens it and calls forward from the rank thread. The pass is driven by struct model_spec: a new family is
+ * a row of data and a name map, not a second pass. Knows pages and slots only as the batch names them; never
+ * scheduling. */
 #ifndef QUIRE_MODEL_MODEL_H
 #define QUIRE_MODEL_MODEL_H
 
@@ -14,7 +15,7 @@
 #include "engine/sched/batch.h"
 #include "kernels/ops.h"
 
-/* ---- files -------------------------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 struct model_files; /* opaque: a GGUF file, or a folder with config.json and safetensors */
 
@@ -22,12 +23,12 @@ struct model_files; /* opaque: a GGUF file, or a folder with config.json and saf
 int model_files_open(const char *path, struct model_files **out, struct err *err);
 void model_files_close(struct model_files *files);
 
-/* ---- shape -------------------------------------------------------------------------------------------------------- */
+/* ---- shape ------------------------------------------------------------------------------------------------------- */
 
 #define MODEL_LAYERS_MAX 512
 
-/* Everything that decides the arithmetic. Data only; filled from the files and checked (nothing zero that divides, heads
- * divide, products fit). */
+/* Everything that decides the arithmetic. Data only; filled from the files and checked (nothing zero that divides,
+ * heads divide, products fit). */
 struct model_spec {
     char architecture[64];
     int32_t layers, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab;
@@ -54,7 +55,7 @@ const struct model_spec *model_files_spec(const struct model_files *files);
 /* Counts by weight type, "q4_1 (210), f32 (61)", and the parameters in all. */
 void model_files_summary(const struct model_files *files, char *types, size_t room, int64_t *parameters);
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 struct model_limits {
     int32_t max_num_seqs;           /* slots */
@@ -73,7 +74,7 @@ struct model_memory {
 int model_memory_plan(const struct model_files *files, const struct backend *backend, const struct model_limits *limits,
                       struct model_memory *out, struct err *err);
 
-/* ---- the model on a device ---------------------------------------------------------------------------------------- */
+/* ---- the model on a device --------------------------------------------------------------------------------------- */
 
 struct model; /* opaque */
 
@@ -91,8 +92,8 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
 void model_close(struct model *model);
 size_t model_weight_bytes(const struct model *model); /* as prepared */
 
-/* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid after
- * model_wait. The batch and the arena's memory must live until then. */
+/* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid
+ * after model_wait. The batch and the arena's memory must live until then. */
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);
 int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err);
 

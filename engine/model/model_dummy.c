@@ -1,5 +1,6 @@
-/* Random weights: right shapes and types, about the right size, no file read. A value is a random sign and mantissa under
- * a fixed exponent, and a block of a quantised type is random bits under a fixed scale, so gigabytes take a second. */
+/* Random weights: right shapes and types, about the right size, no file read. A value is a random sign and mantissa
+ * under a fixed exponent, and a block of a quantised type is random bits under a fixed scale, so gigabytes take a
+ * second. */
 #include <math.h>
 #include <string.h>
 
@@ -60,6 +61,8 @@ void dummy_fill(enum dtype dtype, int64_t cols, int64_t rows, uint64_t seed, voi
     double size = 1 / sqrt((double)cols);
     uint64_t state = seed;
     int32_t block = dtype_info(dtype)->block_values;
-    if (block == 1) fill_plain(dtype, (int)floor(log2(size)), &state, data, (size_t)(cols * rows));
-    else fill_blocks(dtype, size, &state, data, (size_t)(cols / block * rows));
+    if (block == 1)
+        fill_plain(dtype, (int)floor(log2(size)), &state, data, (size_t)(cols * rows));
+    else
+        fill_blocks(dtype, size, &state, data, (size_t)(cols / block * rows));
 }

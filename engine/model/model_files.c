@@ -11,15 +11,17 @@
 
 #define CONFIG_BYTES_MAX ((size_t)16 << 20)
 
-/* ---- finding tensors ---------------------------------------------------------------------------------------------- */
+/* ---- finding tensors --------------------------------------------------------------------------------------------- */
 
 /* The names of a layer hold one %d; split there, so that no format comes from a table at run time. */
 static bool role_name(const struct model_files *files, enum tensor_role role, int32_t layer, char *out, size_t room) {
     const char *name = files->names->role[role];
     if (!name) return false;
     const char *number = strstr(name, "%d");
-    if (!number) snprintf(out, room, "%s", name);
-    else snprintf(out, room, "%.*s%d%s", (int)(number - name), name, layer, number + 2);
+    if (!number)
+        snprintf(out, room, "%s", name);
+    else
+        snprintf(out, room, "%.*s%d%s", (int)(number - name), name, layer, number + 2);
     return true;
 }
 
@@ -29,18 +31,25 @@ static bool container_find(const struct model_files *files, const char *name, st
         const struct gguf_tensor *tensor = gguf_find_tensor(files->gguf, name);
         if (!tensor) return false;
         *dims = tensor->dims;
-        *out = (struct model_tensor){.dtype = tensor->dtype, .rows = tensor->shape[1], .cols = tensor->shape[0],
-                                     .data = tensor->data, .bytes = tensor->bytes};
-        if (tensor->shape[2] != 1 || tensor->shape[3] != 1) *dims = 4;
-        else if (*dims > 2) *dims = 2;
+        *out = (struct model_tensor){.dtype = tensor->dtype,
+                                     .rows = tensor->shape[1],
+                                     .cols = tensor->shape[0],
+                                     .data = tensor->data,
+                                     .bytes = tensor->bytes};
+        if (tensor->shape[2] != 1 || tensor->shape[3] != 1)
+            *dims = 4;
+        else if (*dims > 2)
+            *dims = 2;
         return true;
     }
     const struct safetensors_tensor *tensor = safetensors_find(files->safetensors, name);
     if (!tensor) return false;
     *dims = tensor->dims;
-    *out = (struct model_tensor){.dtype = tensor->dtype, .rows = tensor->dims == 2 ? tensor->shape[0] : 1,
+    *out = (struct model_tensor){.dtype = tensor->dtype,
+                                 .rows = tensor->dims == 2 ? tensor->shape[0] : 1,
                                  .cols = tensor->dims == 2 ? tensor->shape[1] : tensor->shape[0],
-                                 .data = tensor->data, .bytes = tensor->bytes};
+                                 .data = tensor->data,
+                                 .bytes = tensor->bytes};
     return true;
 }
 
@@ -62,8 +71,8 @@ int model_files_tensor(const struct model_files *files, enum tensor_role role, i
     snprintf(out->name, sizeof out->name, "%s", name);
     if (dims > 2 || out->rows != rows || out->cols != cols)
         return err_set_field(err, ERR_INVALID, name,
-                             "%s: %s: must be %" PRId64 " rows of %" PRId64 ", not %" PRId64 " of %" PRId64, files->label,
-                             name, rows, cols, out->rows, out->cols);
+                             "%s: %s: must be %" PRId64 " rows of %" PRId64 ", not %" PRId64 " of %" PRId64,
+                             files->label, name, rows, cols, out->rows, out->cols);
     if (!role_is_matrix(role) && out->dtype != DTYPE_F32 && out->dtype != DTYPE_F16 && out->dtype != DTYPE_BF16)
         return err_set_field(err, ERR_UNSUPPORTED, name, "%s: %s: a vector of type %s is not supported", files->label,
                              name, dtype_info(out->dtype)->name);
@@ -72,11 +81,12 @@ int model_files_tensor(const struct model_files *files, enum tensor_role role, i
 
 void model_files_release(const struct model_files *files, const struct model_tensor *tensor) {
     if (files->gguf) gguf_release_range(files->gguf, tensor->data, tensor->bytes);
-    const struct safetensors_tensor *found = files->safetensors ? safetensors_find(files->safetensors, tensor->name) : NULL;
+    const struct safetensors_tensor *found =
+        files->safetensors ? safetensors_find(files->safetensors, tensor->name) : NULL;
     if (found) safetensors_release(files->safetensors, found);
 }
 
-/* ---- checking them ------------------------------------------------------------------------------------------------ */
+/* ---- checking them ----------------------------------------------------------------------------------------------- */
 
 static int tensors_wanted_check(const struct model_files *files, struct err *err) {
     struct model_tensor tensor;
@@ -108,7 +118,8 @@ static bool name_matches(const char *name, const char *pattern, int32_t layers) 
 
 static bool name_known(const struct model_files *files, const char *name) {
     for (int role = 0; role < ROLE_COUNT; role++) {
-        bool taken = role_wanted(&files->spec, (enum tensor_role)role) || role == ROLE_OUTPUT || role == ROLE_ROPE_FACTORS;
+        bool taken =
+            role_wanted(&files->spec, (enum tensor_role)role) || role == ROLE_OUTPUT || role == ROLE_ROPE_FACTORS;
         if (taken && name_matches(name, files->names->role[role], files->spec.layers)) return true;
     }
     for (int i = 0; files->names->ignored[i]; i++)
@@ -120,10 +131,12 @@ static bool name_known(const struct model_files *files, const char *name) {
 static int tensors_unknown_check(const struct model_files *files, struct err *err) {
     int32_t count = files->gguf ? gguf_tensor_count(files->gguf) : safetensors_tensor_count(files->safetensors);
     for (int32_t i = 0; i < count; i++) {
-        const char *name = files->gguf ? gguf_tensor(files->gguf, i)->name : safetensors_tensor(files->safetensors, i)->name;
+        const char *name =
+            files->gguf ? gguf_tensor(files->gguf, i)->name : safetensors_tensor(files->safetensors, i)->name;
         if (!name_known(files, name))
-            return err_set_field(err, ERR_UNSUPPORTED, name, "%s: %s: is no tensor that a model of %s with %d layers has",
-                                 files->label, name, files->spec.architecture, files->spec.layers);
+            return err_set_field(err, ERR_UNSUPPORTED, name,
+                                 "%s: %s: is no tensor that a model of %s with %d layers has", files->label, name,
+                                 files->spec.architecture, files->spec.layers);
     }
     return 0;
 }
@@ -153,7 +166,7 @@ static int files_check(struct model_files *files, struct err *err) {
     return rc ? rc : rope_factors_check(files, err);
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------ */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static int folder_open(struct model_files *files, const char *path, struct err *err) {
     char config[4096];
@@ -181,8 +194,8 @@ int model_files_open(const char *path, struct model_files **out, struct err *err
     struct stat st;
     struct model_files *files = mem_zalloc(1, sizeof *files);
     files->label = mem_strdup(file_base_name(path));
-    int rc = stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? folder_open(files, path, err)
-                                                        : gguf_file_open(files, path, err);
+    int rc =
+        stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? folder_open(files, path, err) : gguf_file_open(files, path, err);
     if (rc == 0) rc = files_check(files, err);
     if (rc) {
         model_files_close(files);
@@ -207,7 +220,8 @@ void model_files_summary(const struct model_files *files, char *types, size_t ro
     size_t used = 0;
     int32_t count = files->gguf ? gguf_tensor_count(files->gguf) : safetensors_tensor_count(files->safetensors);
     for (int32_t i = 0; i < count; i++) {
-        const int64_t *shape = files->gguf ? gguf_tensor(files->gguf, i)->shape : safetensors_tensor(files->safetensors, i)->shape;
+        const int64_t *shape =
+            files->gguf ? gguf_tensor(files->gguf, i)->shape : safetensors_tensor(files->safetensors, i)->shape;
         counts[files->gguf ? gguf_tensor(files->gguf, i)->dtype : safetensors_tensor(files->safetensors, i)->dtype]++;
         total += shape[0] * shape[1] * shape[2] * shape[3];
     }

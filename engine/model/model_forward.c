@@ -1,5 +1,5 @@
-/* The forward pass: one pass for every decoder that struct model_spec can say. Everything that a row computes depends on
- * that row alone, so a batch may be cut anywhere without changing a bit. */
+/* The forward pass: one pass for every decoder that struct model_spec can say. Everything that a row computes depends
+ * on that row alone, so a batch may be cut anywhere without changing a bit. */
 #include "engine/base/check.h"
 #include "engine/model/model_private.h"
 
@@ -20,9 +20,17 @@ static void run_norm(struct pass *p, void *x, const float *weight, void *out, in
                      const void *delta) {
     const struct model_spec *spec = &p->model->spec;
     if (p->rc) return;
-    const struct op_rms_norm_args args = {.x = x, .delta = delta, .weight = weight, .out = out, .rows = rows, .dim = dim,
-                                          .x_stride = stride, .delta_stride = stride, .out_stride = stride,
-                                          .eps = spec->norm_eps, .weight_offset = spec->norm_weight_offset};
+    const struct op_rms_norm_args args = {.x = x,
+                                          .delta = delta,
+                                          .weight = weight,
+                                          .out = out,
+                                          .rows = rows,
+                                          .dim = dim,
+                                          .x_stride = stride,
+                                          .delta_stride = stride,
+                                          .out_stride = stride,
+                                          .eps = spec->norm_eps,
+                                          .weight_offset = spec->norm_weight_offset};
     p->rc = op_rms_norm(p->model->backend, &args, p->err);
 }
 
@@ -36,8 +44,15 @@ static void norm_stream(struct pass *p, const float *weight, void *out) {
 static void run_linear(struct pass *p, const void *x, const struct weight *w, const float *bias, void *y, int64_t rows,
                        bool accumulate, bool out_f32) {
     if (p->rc) return;
-    const struct op_linear_args args = {.x = x, .w = w, .bias = bias, .y = y, .rows = rows, .x_stride = weight_cols(w),
-                                        .y_stride = weight_rows(w), .accumulate = accumulate, .out_f32 = out_f32};
+    const struct op_linear_args args = {.x = x,
+                                        .w = w,
+                                        .bias = bias,
+                                        .y = y,
+                                        .rows = rows,
+                                        .x_stride = weight_cols(w),
+                                        .y_stride = weight_rows(w),
+                                        .accumulate = accumulate,
+                                        .out_f32 = out_f32};
     p->rc = op_linear(p->model->backend, &args, p->err);
 }
 
@@ -68,10 +83,10 @@ static void add_branch(struct pass *p, const void *in, const struct weight *w, c
     run_scale(p, p->delta, count, model->spec.residual_scale, 0, false);
 }
 
-/* ---- attention ---------------------------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Normalises the q or the k heads inside the qkv rows. A call takes rows of one stride: head by head over all tokens, or
- * token by token over all heads, whichever is fewer calls. */
+/* Normalises the q or the k heads inside the qkv rows. A call takes rows of one stride: head by head over all tokens,
+ * or token by token over all heads, whichever is fewer calls. */
 static void norm_heads(struct pass *p, unsigned char *first, const float *weight, int32_t heads) {
     const struct model_spec *spec = &p->model->spec;
     int64_t width = spec_qkv_rows(spec), dim = spec->head_dim;
@@ -91,11 +106,17 @@ static void norm_heads(struct pass *p, unsigned char *first, const float *weight
 static void run_rope(struct pass *p, void *q, void *k) {
     const struct model_spec *spec = &p->model->spec;
     if (p->rc) return;
-    const struct op_rope_args args = {.q = q, .k = k, .positions = p->batch->positions,
-                                      .cos_sin = model_at(p->model, p->model->at.rope), .tokens = p->tokens,
-                                      .n_heads = spec->n_heads, .n_kv_heads = spec->n_kv_heads,
-                                      .head_dim = spec->head_dim, .rotary_dim = spec->rotary_dim,
-                                      .q_stride = spec_qkv_rows(spec), .k_stride = spec_qkv_rows(spec),
+    const struct op_rope_args args = {.q = q,
+                                      .k = k,
+                                      .positions = p->batch->positions,
+                                      .cos_sin = model_at(p->model, p->model->at.rope),
+                                      .tokens = p->tokens,
+                                      .n_heads = spec->n_heads,
+                                      .n_kv_heads = spec->n_kv_heads,
+                                      .head_dim = spec->head_dim,
+                                      .rotary_dim = spec->rotary_dim,
+                                      .q_stride = spec_qkv_rows(spec),
+                                      .k_stride = spec_qkv_rows(spec),
                                       .kind = spec->rope_kind};
     p->rc = op_rope(p->model->backend, &args, p->err);
 }
@@ -106,9 +127,13 @@ static struct kv_table table_of(const struct model *model) {
 
 static void run_kv_write(struct pass *p, int32_t layer, const void *k, const void *v) {
     if (p->rc) return;
-    const struct op_kv_write_args args = {.k = k, .v = v, .kv_stride = spec_qkv_rows(&p->model->spec),
-                                          .positions = p->batch->positions, .shape = p->shape,
-                                          .kv = model_kv_layer(p->model, layer), .table = table_of(p->model)};
+    const struct op_kv_write_args args = {.k = k,
+                                          .v = v,
+                                          .kv_stride = spec_qkv_rows(&p->model->spec),
+                                          .positions = p->batch->positions,
+                                          .shape = p->shape,
+                                          .kv = model_kv_layer(p->model, layer),
+                                          .table = table_of(p->model)};
     p->rc = op_kv_write(p->model->backend, &args, p->err);
 }
 
@@ -117,15 +142,20 @@ static void run_attention(struct pass *p, int32_t layer, const void *q) {
     const struct model_spec *spec = &model->spec;
     bool windowed = spec->windowed[layer];
     if (p->rc) return;
-    const struct op_attention_args args = {.q = q, .out = model_at(model, model->at.attn),
+    const struct op_attention_args args = {.q = q,
+                                           .out = model_at(model, model->at.attn),
                                            .q_stride = spec_qkv_rows(spec),
                                            .out_stride = (int64_t)spec->n_heads * spec->head_dim,
-                                           .n_heads = spec->n_heads, .shape = p->shape,
-                                           .kv = model_kv_layer(model, layer), .table = table_of(model),
+                                           .n_heads = spec->n_heads,
+                                           .shape = p->shape,
+                                           .kv = model_kv_layer(model, layer),
+                                           .table = table_of(model),
                                            .plan = windowed ? p->window_plan : p->plan,
                                            .workspace = model_at(model, model->at.attention),
-                                           .workspace_bytes = model->at.attention_bytes, .scale = spec->attn_scale,
-                                           .soft_cap = spec->attn_soft_cap, .window = windowed ? spec->window : 0};
+                                           .workspace_bytes = model->at.attention_bytes,
+                                           .scale = spec->attn_scale,
+                                           .soft_cap = spec->attn_soft_cap,
+                                           .window = windowed ? spec->window : 0};
     p->rc = op_attention(model->backend, &args, p->err);
 }
 
@@ -149,7 +179,7 @@ static void attention_half(struct pass *p, int32_t layer) {
     if (layer < spec->layers - 1 || p->batch->rows > 0) run_attention(p, layer, q);
 }
 
-/* ---- feed-forward ------------------------------------------------------------------------------------------------- */
+/* ---- feed-forward ------------------------------------------------------------------------------------------------ */
 
 static void feed_forward_half(struct pass *p, int32_t layer) {
     struct model *model = p->model;
@@ -165,16 +195,19 @@ static void feed_forward_half(struct pass *p, int32_t layer) {
     add_branch(p, act, w->down, w->down_bias);
 }
 
-/* ---- the pass ----------------------------------------------------------------------------------------------------- */
+/* ---- the pass ---------------------------------------------------------------------------------------------------- */
 
 static void embed(struct pass *p) {
     struct model *model = p->model;
     const struct batch *batch = p->batch;
-    const struct op_embed_args args = {.table = model->embed, .token_ids = batch->token_ids,
+    const struct op_embed_args args = {.table = model->embed,
+                                       .token_ids = batch->token_ids,
                                        .token_slots = batch->token_slots,
                                        .last_token = sample_state_last_token(model->sample_state),
-                                       .tokens = batch->tokens, .hidden = model->spec.hidden,
-                                       .scale = model->spec.embed_scale, .out = p->x};
+                                       .tokens = batch->tokens,
+                                       .hidden = model->spec.hidden,
+                                       .scale = model->spec.embed_scale,
+                                       .out = p->x};
     p->rc = op_embed(model->backend, &args, p->err);
 }
 
@@ -220,8 +253,10 @@ static void plans_build(struct pass *p, struct arena *arena) {
     const struct model_spec *spec = &model->spec;
     bool full = false, windowed = false;
     for (int32_t i = 0; i < spec->layers; i++) *(spec->windowed[i] ? &windowed : &full) = true;
-    struct attention_plan_options options = {.shape = p->shape, .n_heads = spec->n_heads,
-                                             .n_kv_heads = spec->n_kv_heads, .head_dim = spec->head_dim,
+    struct attention_plan_options options = {.shape = p->shape,
+                                             .n_heads = spec->n_heads,
+                                             .n_kv_heads = spec->n_kv_heads,
+                                             .head_dim = spec->head_dim,
                                              .page_size = model->limits.page_size,
                                              .workers = backend_info(model->backend)->threads};
     if (full) p->plan = attention_plan_build(&options, arena);
@@ -230,7 +265,11 @@ static void plans_build(struct pass *p, struct arena *arena) {
 }
 
 int model_forward(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
-    struct pass p = {.model = model, .batch = batch, .err = err, .x = model_at(model, model->at.x), .tokens = batch->tokens,
+    struct pass p = {.model = model,
+                     .batch = batch,
+                     .err = err,
+                     .x = model_at(model, model->at.x),
+                     .tokens = batch->tokens,
                      .shape = {batch->q_start, batch->kv_len, batch->slots, batch->seqs, batch->tokens}};
     plans_build(&p, arena);
     embed(&p);

@@ -61,18 +61,25 @@ const struct name_map name_map_hf = {
 
 bool role_wanted(const struct model_spec *spec, enum tensor_role role) {
     switch (role) {
-    case ROLE_OUTPUT: return !spec->tied_output;
-    case ROLE_ROPE_FACTORS: return false; /* taken where it is there */
+    case ROLE_OUTPUT:
+        return !spec->tied_output;
+    case ROLE_ROPE_FACTORS:
+        return false; /* taken where it is there */
     case ROLE_Q_BIAS:
     case ROLE_K_BIAS:
-    case ROLE_V_BIAS: return spec->qkv_bias;
-    case ROLE_O_BIAS: return spec->output_bias;
+    case ROLE_V_BIAS:
+        return spec->qkv_bias;
+    case ROLE_O_BIAS:
+        return spec->output_bias;
     case ROLE_Q_NORM:
-    case ROLE_K_NORM: return spec->qk_norm;
+    case ROLE_K_NORM:
+        return spec->qk_norm;
     case ROLE_GATE_BIAS:
     case ROLE_UP_BIAS:
-    case ROLE_DOWN_BIAS: return spec->mlp_bias;
-    default: return true;
+    case ROLE_DOWN_BIAS:
+        return spec->mlp_bias;
+    default:
+        return true;
     }
 }
 
@@ -81,23 +88,47 @@ void role_shape(const struct model_spec *spec, enum tensor_role role, int64_t *r
     *rows = 1;
     switch (role) {
     case ROLE_EMBED:
-    case ROLE_OUTPUT: *rows = spec->vocab, *cols = spec->hidden; break;
-    case ROLE_ROPE_FACTORS: *cols = spec->rotary_dim / 2; break;
-    case ROLE_Q: *rows = q, *cols = spec->hidden; break;
+    case ROLE_OUTPUT:
+        *rows = spec->vocab, *cols = spec->hidden;
+        break;
+    case ROLE_ROPE_FACTORS:
+        *cols = spec->rotary_dim / 2;
+        break;
+    case ROLE_Q:
+        *rows = q, *cols = spec->hidden;
+        break;
     case ROLE_K:
-    case ROLE_V: *rows = kv, *cols = spec->hidden; break;
-    case ROLE_Q_BIAS: *cols = q; break;
+    case ROLE_V:
+        *rows = kv, *cols = spec->hidden;
+        break;
+    case ROLE_Q_BIAS:
+        *cols = q;
+        break;
     case ROLE_K_BIAS:
-    case ROLE_V_BIAS: *cols = kv; break;
+    case ROLE_V_BIAS:
+        *cols = kv;
+        break;
     case ROLE_Q_NORM:
-    case ROLE_K_NORM: *cols = spec->head_dim; break;
-    case ROLE_O: *rows = spec->hidden, *cols = q; break;
+    case ROLE_K_NORM:
+        *cols = spec->head_dim;
+        break;
+    case ROLE_O:
+        *rows = spec->hidden, *cols = q;
+        break;
     case ROLE_GATE:
-    case ROLE_UP: *rows = spec->ffn, *cols = spec->hidden; break;
+    case ROLE_UP:
+        *rows = spec->ffn, *cols = spec->hidden;
+        break;
     case ROLE_GATE_BIAS:
-    case ROLE_UP_BIAS: *cols = spec->ffn; break;
-    case ROLE_DOWN: *rows = spec->hidden, *cols = spec->ffn; break;
-    default: *cols = spec->hidden; break;
+    case ROLE_UP_BIAS:
+        *cols = spec->ffn;
+        break;
+    case ROLE_DOWN:
+        *rows = spec->hidden, *cols = spec->ffn;
+        break;
+    default:
+        *cols = spec->hidden;
+        break;
     }
 }
 
@@ -111,7 +142,9 @@ bool role_is_matrix(enum tensor_role role) {
     case ROLE_O:
     case ROLE_GATE:
     case ROLE_UP:
-    case ROLE_DOWN: return true;
-    default: return false;
+    case ROLE_DOWN:
+        return true;
+    default:
+        return false;
     }
 }

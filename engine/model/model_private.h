@@ -6,15 +6,15 @@
 #include "comm/comm.h"
 #include "engine/model/model_files.h"
 
-/* f32 vectors that lie in one block of device memory; in the order of struct layer_vectors, then the final norm. */
+/* The f32 vectors of all layers and the final norm lie in one block of device memory. */
 struct layer_weights {
-    struct weight *qkv;     /* [(n_heads + 2 n_kv_heads) head_dim, hidden]: q, then k, then v */
-    struct weight *o;       /* [hidden, n_heads head_dim] */
-    struct weight *gate_up; /* [2 ffn, hidden]: gate, then up */
-    struct weight *down;    /* [hidden, ffn] */
-    float *attn_norm, *ffn_norm;   /* [hidden] f32 */
-    float *q_norm, *k_norm;        /* [head_dim] f32 or NULL */
-    float *qkv_bias, *o_bias;      /* [rows of qkv], [hidden] f32 or NULL */
+    struct weight *qkv;              /* [(n_heads + 2 n_kv_heads) head_dim, hidden]: q, then k, then v */
+    struct weight *o;                /* [hidden, n_heads head_dim] */
+    struct weight *gate_up;          /* [2 ffn, hidden]: gate, then up */
+    struct weight *down;             /* [hidden, ffn] */
+    float *attn_norm, *ffn_norm;     /* [hidden] f32 */
+    float *q_norm, *k_norm;          /* [head_dim] f32 or NULL */
+    float *qkv_bias, *o_bias;        /* [rows of qkv], [hidden] f32 or NULL */
     float *gate_up_bias, *down_bias; /* [2 ffn], [hidden] f32 or NULL */
 };
 
@@ -74,8 +74,11 @@ static inline bool spec_branches_apart(const struct model_spec *spec, int32_t ra
 
 /* The pages of one layer. */
 static inline struct kv_layer model_kv_layer(const struct model *model, int32_t layer) {
-    return (struct kv_layer){model->kv + (size_t)layer * model->kv_layer_stride, model->kv_page_stride,
-                             model->limits.kv_dtype, model->limits.page_size, model->spec.n_kv_heads,
+    return (struct kv_layer){model->kv + (size_t)layer * model->kv_layer_stride,
+                             model->kv_page_stride,
+                             model->limits.kv_dtype,
+                             model->limits.page_size,
+                             model->spec.n_kv_heads,
                              model->spec.head_dim};
 }
 

@@ -71,7 +71,7 @@ int model_spec_check(const struct model_spec *spec, struct err *err) {
     return rc ? rc : number_check("logit scale", (double)spec->logit_scale, 1e-9, 1e6, err);
 }
 
-/* ---- rope --------------------------------------------------------------------------------------------------------- */
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
 
 /* Llama 3.1: long waves are slowed by the factor, short ones kept, those between blended. */
 static double llama3_frequency(const struct model_spec *spec, double f) {
@@ -101,17 +101,21 @@ static double rope_frequency(const struct model_spec *spec, const float *factors
     double f = pow(spec->rope_base, -2.0 * (double)pair / (double)spec->rotary_dim);
     if (factors) f /= (double)factors[pair];
     switch (spec->rope_scaling) {
-    case ROPE_SCALING_LINEAR: return f / spec->rope_factor;
-    case ROPE_SCALING_LLAMA3: return llama3_frequency(spec, f);
-    case ROPE_SCALING_YARN: return yarn_frequency(spec, f, pair);
-    default: return f;
+    case ROPE_SCALING_LINEAR:
+        return f / spec->rope_factor;
+    case ROPE_SCALING_LLAMA3:
+        return llama3_frequency(spec, f);
+    case ROPE_SCALING_YARN:
+        return yarn_frequency(spec, f, pair);
+    default:
+        return f;
     }
 }
 
 #define ROPE_BLOCK 64
 
-/* One pair's column in the rows of a block: exact at the first, turned by one angle from row to row. Sixty-four turns in
- * double stay below 1e-14, and the table of a long context takes milliseconds instead of most of a second. */
+/* One pair's column in the rows of a block: exact at the first, turned by one angle from row to row. Sixty-four turns
+ * in double stay below 1e-14, and the table of a long context takes milliseconds instead of most of a second. */
 static void rope_block_fill(const struct model_spec *spec, double f, int32_t pair, int32_t first, int32_t rows,
                             float *out) {
     double c = cos(f * (double)first) * spec->rope_attn_factor, s = sin(f * (double)first) * spec->rope_attn_factor;

@@ -1,24 +1,21 @@
-/* From tensors in files to weights on the device. q, k and v become one matrix, gate and up another; each is prepared and
- * its pages of the file dropped before the next is touched, so that two copies never lie in memory at once. */
+/* From tensors in files to weights on the device. q, k and v become one matrix, gate and up another; each is prepared
+ * and its pages of the file dropped before the next is touched, so that two copies never lie in memory at once. */
 #include <string.h>
 
 #include "engine/base/arith.h"
 #include "engine/base/mem.h"
 #include "engine/model/model_private.h"
 
-/* ---- matrices ----------------------------------------------------------------------------------------------------- */
+/* ---- matrices ---------------------------------------------------------------------------------------------------- */
 
 static const struct fused_row {
     enum tensor_role parts[3];
     int32_t part_count;
     unsigned flags;
 } fused_rows[FUSED_COUNT] = {
-    [FUSED_EMBED] = {{ROLE_EMBED}, 1, WEIGHT_LOOKUP},
-    [FUSED_OUTPUT] = {{ROLE_OUTPUT}, 1, 0},
-    [FUSED_QKV] = {{ROLE_Q, ROLE_K, ROLE_V}, 3, 0},
-    [FUSED_O] = {{ROLE_O}, 1, 0},
-    [FUSED_GATE_UP] = {{ROLE_GATE, ROLE_UP}, 2, 0},
-    [FUSED_DOWN] = {{ROLE_DOWN}, 1, 0},
+    [FUSED_EMBED] = {{ROLE_EMBED}, 1, WEIGHT_LOOKUP}, [FUSED_OUTPUT] = {{ROLE_OUTPUT}, 1, 0},
+    [FUSED_QKV] = {{ROLE_Q, ROLE_K, ROLE_V}, 3, 0},   [FUSED_O] = {{ROLE_O}, 1, 0},
+    [FUSED_GATE_UP] = {{ROLE_GATE, ROLE_UP}, 2, 0},   [FUSED_DOWN] = {{ROLE_DOWN}, 1, 0},
 };
 
 struct fused_parts {
@@ -69,9 +66,10 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
     if (rc) return rc;
     if (!weight_prepared_bytes(p->backend, parts.parts, parts.count, parts.cols, parts.flags, &bytes) ||
         !size_add(p->bytes, bytes, &p->bytes))
-        return err_set_field(err, ERR_UNSUPPORTED, parts.tensors[0].name, "%s: %s: a matrix of %s cannot be multiplied "
-                             "on this device", p->files->label, parts.tensors[0].name,
-                             dtype_info(parts.tensors[0].dtype)->name);
+        return err_set_field(err, ERR_UNSUPPORTED, parts.tensors[0].name,
+                             "%s: %s: a matrix of %s cannot be multiplied "
+                             "on this device",
+                             p->files->label, parts.tensors[0].name, dtype_info(parts.tensors[0].dtype)->name);
     return 0;
 }
 
@@ -106,12 +104,18 @@ static int parts_dummy(struct binder *b, struct fused_parts *parts, unsigned cha
 
 static struct weight **fused_place(struct model *model, enum fused fused, int32_t layer) {
     switch (fused) {
-    case FUSED_EMBED: return &model->embed;
-    case FUSED_OUTPUT: return &model->output;
-    case FUSED_QKV: return &model->layers[layer].qkv;
-    case FUSED_O: return &model->layers[layer].o;
-    case FUSED_GATE_UP: return &model->layers[layer].gate_up;
-    default: return &model->layers[layer].down;
+    case FUSED_EMBED:
+        return &model->embed;
+    case FUSED_OUTPUT:
+        return &model->output;
+    case FUSED_QKV:
+        return &model->layers[layer].qkv;
+    case FUSED_O:
+        return &model->layers[layer].o;
+    case FUSED_GATE_UP:
+        return &model->layers[layer].gate_up;
+    default:
+        return &model->layers[layer].down;
     }
 }
 
@@ -133,7 +137,7 @@ static int bind_one(void *context, enum fused fused, int32_t layer, struct err *
     return rc;
 }
 
-/* ---- vectors ------------------------------------------------------------------------------------------------------ */
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
 static float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, mantissa = h & 1023u, bits;
@@ -180,8 +184,8 @@ static const struct vector_row {
     {ROLE_UP_BIAS, 0, true, false},
     {ROLE_DOWN_BIAS, offsetof(struct layer_weights, down_bias), false, false},
 };
-#define VECTOR_ROWS    (sizeof vector_rows / sizeof *vector_rows)
-#define VECTOR_ALIGN   ((size_t)16) /* floats: 64 bytes */
+#define VECTOR_ROWS  (sizeof vector_rows / sizeof *vector_rows)
+#define VECTOR_ALIGN ((size_t)16) /* floats: 64 bytes */
 
 static size_t vector_pad(size_t floats) { return (floats + VECTOR_ALIGN - 1) & ~(VECTOR_ALIGN - 1); }
 
@@ -235,7 +239,7 @@ static int vectors_bind(struct binder *b, struct err *err) {
     return rc ? rc : vector_upload(b, ROLE_OUTPUT_NORM, true, 0, model->output_norm, &count, err);
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 int weights_bind(struct model *model, struct model_files *files, const struct model_options *options, struct err *err) {
     struct binder b = {model, files, options, 0};

@@ -50,7 +50,7 @@ static int json_err(struct header *h) {
     return err_set(h->err, ERR_INVALID, "%s: header: %s", h->file, h->json.err.text);
 }
 
-/* ---- one tensor's entry ------------------------------------------------------------------------------------------- */
+/* ---- one tensor's entry ------------------------------------------------------------------------------------------ */
 
 static int dtype_read(struct header *h, struct safetensors_tensor *tensor) {
     if (json_next(&h->json) != JSON_STRING) return tensor_err(h, tensor->name, "dtype must be a string");
@@ -91,7 +91,8 @@ static int offsets_read(struct header *h, struct safetensors_tensor *tensor) {
     for (int i = 0; i < 2; i++)
         if (json_next(&h->json) != JSON_NUMBER || !json_number_u64(h->json.str, h->json.str_bytes, &at[i]))
             return tensor_err(h, tensor->name, "data_offsets must be two whole numbers");
-    if (json_next(&h->json) != JSON_ARRAY_END) return tensor_err(h, tensor->name, "data_offsets must be two whole numbers");
+    if (json_next(&h->json) != JSON_ARRAY_END)
+        return tensor_err(h, tensor->name, "data_offsets must be two whole numbers");
     if (at[0] > at[1]) return tensor_err(h, tensor->name, "data_offsets end before they begin");
     if (at[1] > h->buffer_bytes)
         return tensor_err(h, tensor->name, "its data reach past the end of the file: is the file cut short?");
@@ -103,8 +104,10 @@ static int offsets_read(struct header *h, struct safetensors_tensor *tensor) {
 static int size_check(struct header *h, const struct safetensors_tensor *tensor) {
     size_t bytes = (size_t)dtype_info(tensor->dtype)->block_bytes;
     for (int32_t i = 0; i < tensor->dims; i++)
-        if (!size_mul(bytes, (size_t)tensor->shape[i], &bytes)) return tensor_err(h, tensor->name, "its size overflows");
-    if (bytes != tensor->bytes) return tensor_err(h, tensor->name, "shape and dtype do not give the bytes of data_offsets");
+        if (!size_mul(bytes, (size_t)tensor->shape[i], &bytes))
+            return tensor_err(h, tensor->name, "its size overflows");
+    if (bytes != tensor->bytes)
+        return tensor_err(h, tensor->name, "shape and dtype do not give the bytes of data_offsets");
     return 0;
 }
 
@@ -136,7 +139,7 @@ static int entry_read(struct header *h, struct safetensors_tensor *tensor) {
     return size_check(h, tensor);
 }
 
-/* ---- the header --------------------------------------------------------------------------------------------------- */
+/* ---- the header -------------------------------------------------------------------------------------------------- */
 
 static bool name_is_plain(const char *name, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
@@ -146,7 +149,8 @@ static bool name_is_plain(const char *name, size_t bytes) {
 
 static int tensor_append(struct header *h) {
     struct safetensors *files = h->files;
-    if (!name_is_plain(h->json.str, h->json.str_bytes)) return header_err(h, "a tensor's name is empty or not plain text");
+    if (!name_is_plain(h->json.str, h->json.str_bytes))
+        return header_err(h, "a tensor's name is empty or not plain text");
     if (h->json.str_bytes > NAME_BYTES_MAX) return header_err(h, "a tensor's name is longer than 255 bytes");
     if (files->tensor_count == TENSORS_MAX) return header_err(h, "has more than 1000000 tensors");
     if (files->tensor_count == files->tensor_room) {
@@ -201,8 +205,10 @@ static int cover_check(struct header *h, int32_t first) {
     const unsigned char *at = h->buffer;
     if (count > 0) qsort(tensors, (size_t)count, sizeof *tensors, by_place);
     for (int32_t i = 0; i < count; i++) {
-        if ((const unsigned char *)tensors[i].data < at) return tensor_err(h, tensors[i].name, "its data overlap another's");
-        if ((const unsigned char *)tensors[i].data > at) return tensor_err(h, tensors[i].name, "there is a hole before its data");
+        if ((const unsigned char *)tensors[i].data < at)
+            return tensor_err(h, tensors[i].name, "its data overlap another's");
+        if ((const unsigned char *)tensors[i].data > at)
+            return tensor_err(h, tensors[i].name, "there is a hole before its data");
         at += tensors[i].bytes;
     }
     return at == h->buffer + h->buffer_bytes ? 0 : header_err(h, "there are bytes behind the last tensor");
@@ -214,7 +220,8 @@ int safetensors_parse(struct safetensors *files, int32_t shard, const unsigned c
     uint64_t header_bytes = 0;
     if (bytes < 8) return header_err(&h, "shorter than the 8 bytes of its header's length");
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | data[i];
-    if (header_bytes > HEADER_BYTES_MAX) return header_err(&h, "the header is longer than 100 MB: not a safetensors file?");
+    if (header_bytes > HEADER_BYTES_MAX)
+        return header_err(&h, "the header is longer than 100 MB: not a safetensors file?");
     if (header_bytes > bytes - 8) return header_err(&h, "the header reaches past the end of the file");
     if (header_bytes == 0 || data[8] != '{') return header_err(&h, "the header does not begin with {");
     h.buffer = data + 8 + (size_t)header_bytes;
@@ -226,7 +233,7 @@ int safetensors_parse(struct safetensors *files, int32_t shard, const unsigned c
     return rc ? rc : cover_check(&h, first);
 }
 
-/* ---- the set ------------------------------------------------------------------------------------------------------ */
+/* ---- the set ----------------------------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b) {
     return strcmp(((const struct safetensors_tensor *)a)->name, ((const struct safetensors_tensor *)b)->name);
@@ -237,8 +244,8 @@ int safetensors_sort(struct safetensors *files, struct err *err) {
     for (int32_t i = 1; i < files->tensor_count; i++)
         if (by_name(&files->tensors[i - 1], &files->tensors[i]) == 0) {
             const struct safetensors_tensor *tensor = &files->tensors[i];
-            return err_set_field(err, ERR_INVALID, tensor->name, "%s: %s: given twice", files->shards[tensor->shard].file,
-                                 tensor->name);
+            return err_set_field(err, ERR_INVALID, tensor->name, "%s: %s: given twice",
+                                 files->shards[tensor->shard].file, tensor->name);
         }
     return 0;
 }

@@ -30,7 +30,7 @@ int safetensors_open_memory(const void *data, size_t bytes, struct safetensors *
 void safetensors_close(struct safetensors *files);
 
 int32_t safetensors_tensor_count(const struct safetensors *files);
-const struct safetensors_tensor *safetensors_tensor(const struct safetensors *files, int32_t index); /* by name */
+const struct safetensors_tensor *safetensors_tensor(const struct safetensors *files, int32_t index);  /* by name */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *files, const char *name); /* NULL: none */
 void safetensors_release(const struct safetensors *files, const struct safetensors_tensor *tensor);
 

@@ -48,13 +48,15 @@ static int map_entry_err(int code, const char *tensor, const char *what, struct 
 /* weight_map: one pass opens every shard that is named, a second asks that each tensor is where it is said to be. */
 static int weight_map_read(struct json_reader *json, struct safetensors *files, const char *folder, bool check,
                            struct err *err) {
-    if (json_next(json) != JSON_OBJECT_BEGIN) return err_set(err, ERR_INVALID, INDEX_FILE ": weight_map must be an object");
+    if (json_next(json) != JSON_OBJECT_BEGIN)
+        return err_set(err, ERR_INVALID, INDEX_FILE ": weight_map must be an object");
     for (;;) {
         char name[256], file[SHARD_NAME_BYTES];
         enum json_token token = json_next(json);
         if (token == JSON_OBJECT_END) return 0;
         if (token != JSON_KEY) return err_set(err, ERR_INVALID, INDEX_FILE ": %s", json->err.text);
-        if (json->str_bytes >= sizeof name) return err_set(err, ERR_INVALID, INDEX_FILE ": a tensor's name is too long");
+        if (json->str_bytes >= sizeof name)
+            return err_set(err, ERR_INVALID, INDEX_FILE ": a tensor's name is too long");
         memcpy(name, json->str, json->str_bytes);
         name[json->str_bytes] = '\0';
         for (char *c = name; *c; c++)
@@ -88,7 +90,8 @@ static int index_pass(const struct file_map *map, struct safetensors *files, con
             found = true;
             rc = weight_map_read(&json, files, folder, check, err);
         } else if (token != JSON_KEY || json_str_is(&json, "weight_map") || !json_skip(&json, json_next(&json))) {
-            rc = err_set(err, ERR_INVALID, INDEX_FILE ": %s", json.err.text[0] ? json.err.text : "weight_map is given twice");
+            rc = err_set(err, ERR_INVALID, INDEX_FILE ": %s",
+                         json.err.text[0] ? json.err.text : "weight_map is given twice");
         }
     }
     if (rc == 0 && json_next(&json) != JSON_END) rc = err_set(err, ERR_INVALID, INDEX_FILE ": %s", json.err.text);

@@ -6,9 +6,9 @@
 
 #include "engine/model/model_files.h"
 
-static const char *const keys[] = {"general.architecture", "general.alignment", "tokenizer.ggml.tokens",
-                                   "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "llama.block_count",
-                                   "tokenizer.chat_template", "k"};
+static const char *const keys[] = {
+    "general.architecture",      "general.alignment", "tokenizer.ggml.tokens",   "tokenizer.ggml.scores",
+    "tokenizer.ggml.token_type", "llama.block_count", "tokenizer.chat_template", "k"};
 
 static unsigned walk(const void *data, size_t bytes) {
     unsigned sum = 0;

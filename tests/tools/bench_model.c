@@ -1,7 +1,8 @@
 /* bench_model MODEL [--threads N] [--activations int8|f32] [--kv f16|f32] [--isa NAME] [--reps N] [--only NAME]
  *
- * The default shapes that peers report: prefill of 512 tokens, decode of 128 by one sequence, decode of 64 steps by 8 and by 32
- * sequences behind 128 tokens each. Medians over the repetitions, and each op's share of the time with what it moved. */
+ * The default shapes that peers report: prefill of 512 tokens, decode of 128 by one sequence, decode of 64 steps by 8
+ * and by 32 sequences behind 128 tokens each. Medians over the repetitions, and each op's share of the time with what
+ * it moved. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -59,13 +60,17 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {"pp512", 0, 0, 1}, {"tg128", 1, 0, DECODE}, {"tg64x8", 8, BATCH_PROMPT, BATCH_STEPS},
+    {"pp512", 0, 0, 1},
+    {"tg128", 1, 0, DECODE},
+    {"tg64x8", 8, BATCH_PROMPT, BATCH_STEPS},
     {"tg64x32", 32, BATCH_PROMPT, BATCH_STEPS},
 };
 
 static void once(struct bench *b, const struct shape *shape, int32_t rep) {
-    if (shape->seqs == 0) prefill(b, rep);
-    else decode(b, shape->seqs, shape->prompt, shape->steps, rep);
+    if (shape->seqs == 0)
+        prefill(b, rep);
+    else
+        decode(b, shape->seqs, shape->prompt, shape->steps, rep);
 }
 
 /* One more repetition under the profiler. */
@@ -111,14 +116,20 @@ static int usage(void) {
 
 static bool option(struct bench *b, struct backend_options *backend, struct model_options *model, const char *name,
                    const char *value) {
-    if (strcmp(name, "--threads") == 0) backend->threads = atoi(value);
+    if (strcmp(name, "--threads") == 0)
+        backend->threads = atoi(value);
     else if (strcmp(name, "--activations") == 0)
         backend->cpu_activations = strcmp(value, "f32") == 0 ? CPU_ACTIVATIONS_F32 : CPU_ACTIVATIONS_INT8;
-    else if (strcmp(name, "--kv") == 0) model->limits.kv_dtype = strcmp(value, "f32") == 0 ? DTYPE_F32 : DTYPE_F16;
-    else if (strcmp(name, "--isa") == 0) backend->cpu_isa = value;
-    else if (strcmp(name, "--reps") == 0) b->reps = atoi(value) < 1 ? 1 : atoi(value) > REPS_MAX ? REPS_MAX : atoi(value);
-    else if (strcmp(name, "--only") == 0) b->only = value;
-    else return false;
+    else if (strcmp(name, "--kv") == 0)
+        model->limits.kv_dtype = strcmp(value, "f32") == 0 ? DTYPE_F32 : DTYPE_F16;
+    else if (strcmp(name, "--isa") == 0)
+        backend->cpu_isa = value;
+    else if (strcmp(name, "--reps") == 0)
+        b->reps = atoi(value) < 1 ? 1 : atoi(value) > REPS_MAX ? REPS_MAX : atoi(value);
+    else if (strcmp(name, "--only") == 0)
+        b->only = value;
+    else
+        return false;
     return true;
 }
 

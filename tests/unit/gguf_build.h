@@ -8,8 +8,7 @@
 #include "engine/model/gguf.h"
 
 static inline void put_u32(struct buf *b, uint32_t v) {
-    unsigned char p[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16), (unsigned char)(v >> 24)};
-    buf_append(b, p, 4);
+    for (int i = 0; i < 4; i++) buf_append_char(b, (char)(v >> 8 * i));
 }
 
 static inline void put_u64(struct buf *b, uint64_t v) {

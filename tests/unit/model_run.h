@@ -78,9 +78,11 @@ static inline void run_add(struct run *r, struct run_build *b, const struct feed
         b->slots_of[t] = feed->slot;
         b->positions[t] = feed->start + i;
         if (i < feed->count - feed->wants) continue;
-        b->sampling[b->batch.rows] = (struct sample_row){
-            .params = {.top_p = 1, .typical_p = 1, .repetition_penalty = 1}, .slot = feed->slot,
-            .position = feed->start + i + 1, .logprobs = -1};
+        b->sampling[b->batch.rows] =
+            (struct sample_row){.params = {.top_p = 1, .typical_p = 1, .repetition_penalty = 1},
+                                .slot = feed->slot,
+                                .position = feed->start + i + 1,
+                                .logprobs = -1};
         b->rows[b->batch.rows++] = t;
     }
     b->slots[b->batch.seqs] = feed->slot;
@@ -98,7 +100,8 @@ static inline const float *run_step(struct run *r, const struct feed *feeds, int
         deltas += feeds[i].count / r->limits.page_size + 2;
     }
     int32_t **arrays[] = {&b.ids, &b.slots_of, &b.positions, &b.slots, &b.q_start, &b.kv_len, &b.rows};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = ARENA_ARRAY(&r->arena, int32_t, tokens + 1);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        *arrays[i] = ARENA_ARRAY(&r->arena, int32_t, tokens + 1);
     b.sampling = ARENA_ARRAY(&r->arena, struct sample_row, tokens);
     b.deltas = ARENA_ARRAY(&r->arena, struct page_delta, deltas);
     b.q_start[0] = 0;
@@ -113,7 +116,8 @@ static inline const float *run_step(struct run *r, const struct feed *feeds, int
     b.batch.logit_rows = b.rows;
     b.batch.sampling = b.sampling;
     b.batch.deltas = b.deltas;
-    if (model_launch(r->model, &b.batch, &r->arena, err) || model_wait(r->model, &b.batch, &r->results, err)) return NULL;
+    if (model_launch(r->model, &b.batch, &r->arena, err) || model_wait(r->model, &b.batch, &r->results, err))
+        return NULL;
     return model_logits(r->model, &b.batch);
 }
 

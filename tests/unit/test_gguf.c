@@ -14,7 +14,7 @@
 #include "tests/unit/gguf_build.h"
 #include "tests/unit/model_path.h"
 
-/* ---- a good file -------------------------------------------------------------------------------------------------- */
+/* ---- a good file ------------------------------------------------------------------------------------------------- */
 
 static void good_pairs(struct buf *b) {
     put_pair_str(b, "general.architecture", "llama");
@@ -154,7 +154,7 @@ static void test_arrays(void **state) {
     buf_deinit(&b);
 }
 
-/* ---- bad files ---------------------------------------------------------------------------------------------------- */
+/* ---- bad files --------------------------------------------------------------------------------------------------- */
 
 static void bad_short(struct buf *b) { buf_append(b, "GGUF", 4); }
 static void bad_magic(struct buf *b) { good_file(b); b->data[0] = 'g'; }
@@ -335,7 +335,8 @@ static void test_bad_files(void **state) {
         memcpy(exact, b.data, b.bytes);
         int rc = gguf_open_memory(exact, b.bytes, &gguf, &err);
         if (rc != bads[i].code || !strstr(err.text, bads[i].text))
-            fail_msg("%s: got %d \"%s\", wanted %d with \"%s\"", bads[i].name, rc, err.text, bads[i].code, bads[i].text);
+            fail_msg("%s: got %d \"%s\", wanted %d with \"%s\"", bads[i].name, rc, err.text, bads[i].code,
+                     bads[i].text);
         assert_null(gguf);
         assert_null(strchr(err.text, '\n'));
         mem_free(exact);
@@ -355,7 +356,8 @@ static int open_and_walk(const void *data, size_t bytes) {
     volatile unsigned char sum = 0;
     for (int32_t i = 0; i < gguf_tensor_count(gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor(gguf, i);
-        for (size_t j = 0; j < tensor->bytes; j++) sum = (unsigned char)(sum + ((const unsigned char *)tensor->data)[j]);
+        const unsigned char *data_of = tensor->data;
+        for (size_t j = 0; j < tensor->bytes; j++) sum = (unsigned char)(sum + data_of[j]);
     }
     struct gguf_array array;
     const char *s;
@@ -402,7 +404,7 @@ static void test_bit_flips(void **state) {
     buf_deinit(&b);
 }
 
-/* ---- files -------------------------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static void test_not_regular(void **state) {
     struct gguf *gguf = NULL;

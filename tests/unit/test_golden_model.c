@@ -28,7 +28,7 @@ struct golden {
 static struct golden golden[PROMPTS_MAX];
 static int32_t golden_count;
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 static int32_t read_ids(const cJSON *array, int32_t *out, int32_t room) {
     int32_t count = 0;
@@ -68,13 +68,13 @@ static int read_golden(void **state) {
     return golden_count == 14 ? 0 : -1;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static bool open_default(struct run *r, enum cpu_activations activations, enum dtype kv) {
     char path[512];
     struct err err = {0};
-    struct backend_options backend = {.device = DEVICE_CPU, .cpu_activations = activations,
-                                      .cpu_isa = getenv("QUIRE_TEST_ISA")};
+    struct backend_options backend = {
+        .device = DEVICE_CPU, .cpu_activations = activations, .cpu_isa = getenv("QUIRE_TEST_ISA")};
     struct model_options options = {.limits = {SLOTS, BUDGET, 1024, 64, kv}, .pages_total = 600};
     if (!model_path(path, sizeof path)) return false;
     if (run_open(r, path, &backend, &options, &err)) fail_msg("%s", err.text);
@@ -114,10 +114,11 @@ static int32_t argmax(const float *logits) {
 
 /* What a run over all prompts found. */
 struct verdict {
-    double top_sum, top_worst;   /* |log-probability - recorded| over the top ten behind the prompts */
+    double top_sum, top_worst; /* |log-probability - recorded| over the top ten behind the prompts */
     int32_t top_count, steps, equal;
-    double overturned;           /* the largest recorded margin at which argmax differed */
-    double left_at[PROMPTS_MAX]; /* margin at the first step that differed: where a free run leaves the path; -1 never */
+    double overturned; /* the largest recorded margin at which argmax differed */
+    double
+        left_at[PROMPTS_MAX]; /* margin at the first step that differed: where a free run leaves the path; -1 never */
 };
 
 static void judge_step(struct verdict *v, int32_t prompt, int32_t at, const float *logits) {
@@ -172,7 +173,7 @@ static void expect_free_paths(const struct verdict *v, double margin) {
         if (v->left_at[p] >= margin) fail_msg("%s: leaves the path at a margin of %g", golden[p].name, v->left_at[p]);
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
 
 static void check_float(enum dtype kv, double tolerance) {
     struct run r;
@@ -193,12 +194,13 @@ static void test_int8_activations(void **state) {
     run_close(&r);
     if (!(v.overturned < 0.5)) fail_msg("argmax differs at a margin of %g", v.overturned);
     if (v.equal < v.steps * 0.96) fail_msg("argmax is equal on %d of %d steps only", v.equal, v.steps);
-    if (!(v.top_sum / v.top_count <= 0.12)) fail_msg("log-probabilities are off by %g in the mean", v.top_sum / v.top_count);
+    if (!(v.top_sum / v.top_count <= 0.12))
+        fail_msg("log-probabilities are off by %g in the mean", v.top_sum / v.top_count);
     if (!(v.top_worst <= 0.8)) fail_msg("a log-probability is off by %g", v.top_worst);
     expect_free_paths(&v, 0.5);
 }
 
-/* ---- the same bits ------------------------------------------------------------------------------------------------ */
+/* ---- the same bits ----------------------------------------------------------------------------------------------- */
 
 enum { LONG = 300 }; /* tokens of the longest prompt that are used here */
 

@@ -14,17 +14,28 @@
 
 enum { PAGE = 16, SLOTS = 32, VOCAB = 101 };
 
-/* ---- helpers ------------------------------------------------------------------------------------------------------ */
+/* ---- helpers ----------------------------------------------------------------------------------------------------- */
 
 static struct tiny_model tiny(const char *architecture, const char *extra) {
-    return (struct tiny_model){.architecture = architecture, .extra = extra, .layers = 4, .hidden = 64, .ffn = 96,
-                               .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .vocab = VOCAB};
+    return (struct tiny_model){.architecture = architecture,
+                               .extra = extra,
+                               .layers = 4,
+                               .hidden = 64,
+                               .ffn = 96,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .vocab = VOCAB};
 }
 
 static void open_model(struct run *r, const char *path, enum cpu_activations activations, enum dtype kv) {
-    struct backend_options backend = {.device = DEVICE_CPU, .threads = 2, .cpu_activations = activations, .cpu_isa = getenv("QUIRE_TEST_ISA")};
-    struct model_options options = {.limits = {.max_num_seqs = SLOTS, .max_num_batched_tokens = 256, .max_model_len = 128,
-                                               .page_size = PAGE, .kv_dtype = kv},
+    struct backend_options backend = {
+        .device = DEVICE_CPU, .threads = 2, .cpu_activations = activations, .cpu_isa = getenv("QUIRE_TEST_ISA")};
+    struct model_options options = {.limits = {.max_num_seqs = SLOTS,
+                                               .max_num_batched_tokens = 256,
+                                               .max_model_len = 128,
+                                               .page_size = PAGE,
+                                               .kv_dtype = kv},
                                     .pages_total = 600};
     struct err err = {0};
     if (run_open(r, path, &backend, &options, &err)) fail_msg("%s", err.text);
@@ -80,7 +91,7 @@ static void check_family(struct tiny_model *m, const struct reference *ref) {
     tiny_free(m);
 }
 
-/* ---- families ----------------------------------------------------------------------------------------------------- */
+/* ---- families ---------------------------------------------------------------------------------------------------- */
 
 static void test_llama(void **state) {
     struct tiny_model m = tiny("LlamaForCausalLM", ",\"rope_theta\":5000");
@@ -184,7 +195,7 @@ static void test_gguf_smollm3(void **state) {
     check_gguf("smollm3", &m, &ref, false);
 }
 
-/* ---- the same bits ------------------------------------------------------------------------------------------------ */
+/* ---- the same bits ----------------------------------------------------------------------------------------------- */
 
 struct cut {
     struct run r;
@@ -283,8 +294,8 @@ static void check_copy(struct cut *c) {
         copies[i] = (struct page_copy){from[i], to[i]};
         deltas[i] = (struct page_delta){4, i, to[i]};
     }
-    struct batch batch = {.step = ++c->r.step, .copies = copies, .copy_count = half + 1, .deltas = deltas,
-                          .delta_count = half + 1};
+    struct batch batch = {
+        .step = ++c->r.step, .copies = copies, .copy_count = half + 1, .deltas = deltas, .delta_count = half + 1};
     struct err err = {0};
     assert_int_equal(model_launch(c->r.model, &batch, &c->r.arena, &err), 0);
     struct feed rest = {4, TOKENS / 2, TOKENS / 2, TOKENS / 2, c->ids + TOKENS / 2};
@@ -304,7 +315,7 @@ static void check_cuts(enum cpu_activations activations, enum dtype kv) {
 static void test_bits_f32(void **state) { check_cuts(CPU_ACTIVATIONS_F32, DTYPE_F32); }
 static void test_bits_int8(void **state) { check_cuts(CPU_ACTIVATIONS_INT8, DTYPE_F16); }
 
-/* ---- the rest ----------------------------------------------------------------------------------------------------- */
+/* ---- the rest ---------------------------------------------------------------------------------------------------- */
 
 /* The token that a step samples can be the next step's input without coming back to the host. */
 static void test_token_on_device(void **state) {
@@ -373,12 +384,15 @@ static void test_dummy_weights(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),     cmocka_unit_test(test_llama_biases), cmocka_unit_test(test_mistral),
-        cmocka_unit_test(test_qwen2),     cmocka_unit_test(test_qwen3),        cmocka_unit_test(test_smollm3),
-        cmocka_unit_test(test_granite),   cmocka_unit_test(test_bf16_weights), cmocka_unit_test(test_f16_weights),
-        cmocka_unit_test(test_gguf_llama), cmocka_unit_test(test_gguf_qwen3), cmocka_unit_test(test_gguf_smollm3),
-        cmocka_unit_test(test_bits_f32),     cmocka_unit_test(test_bits_int8),
-        cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan), cmocka_unit_test(test_dummy_weights),
+        cmocka_unit_test(test_llama),           cmocka_unit_test(test_llama_biases),
+        cmocka_unit_test(test_mistral),         cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3),           cmocka_unit_test(test_smollm3),
+        cmocka_unit_test(test_granite),         cmocka_unit_test(test_bf16_weights),
+        cmocka_unit_test(test_f16_weights),     cmocka_unit_test(test_gguf_llama),
+        cmocka_unit_test(test_gguf_qwen3),      cmocka_unit_test(test_gguf_smollm3),
+        cmocka_unit_test(test_bits_f32),        cmocka_unit_test(test_bits_int8),
+        cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan),
+        cmocka_unit_test(test_dummy_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

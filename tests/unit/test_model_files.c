@@ -12,7 +12,7 @@
 #include "tests/unit/model_path.h"
 #include "tests/unit/tiny_model.h"
 
-/* ---- config.json -------------------------------------------------------------------------------------------------- */
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
 
 #define BASE                                                                                                           \
     "\"num_hidden_layers\":4,\"hidden_size\":64,\"intermediate_size\":96,\"num_attention_heads\":4,"                   \
@@ -129,9 +129,11 @@ static void test_config_refused(void **state) {
         {LLAMA ",\"residual_multiplier\":0.5}", "residual_multiplier", ERR_UNSUPPORTED},
         {LLAMA ",\"no_rope_layers\":[1,1,1,1]}", "no_rope_layers", ERR_UNSUPPORTED},
         {"{\"architectures\":[\"Qwen3ForCausalLM\"]," BASE ",\"use_sliding_window\":true,\"sliding_window\":8,"
-         "\"layer_types\":[\"full_attention\"]}", "layer_types", ERR_INVALID},
+         "\"layer_types\":[\"full_attention\"]}",
+         "layer_types", ERR_INVALID},
         {"{\"architectures\":[\"Qwen3ForCausalLM\"]," BASE ",\"use_sliding_window\":true,\"sliding_window\":8,"
-         "\"layer_types\":[\"linear_attention\"]}", "layer_types", ERR_UNSUPPORTED},
+         "\"layer_types\":[\"linear_attention\"]}",
+         "layer_types", ERR_UNSUPPORTED},
         {"{\"architectures\":[\"SmolLM3ForCausalLM\"]," BASE ",\"no_rope_layers\":[1]}", "no_rope_layers", ERR_INVALID},
         {"{\"architectures\":[\"GraniteForCausalLM\"]," BASE ",\"logits_scaling\":0}", "logit scale", ERR_INVALID},
     };
@@ -145,7 +147,7 @@ static void test_config_refused(void **state) {
     }
 }
 
-/* ---- rope tables -------------------------------------------------------------------------------------------------- */
+/* ---- rope tables ------------------------------------------------------------------------------------------------- */
 
 static void close_to(float got, double wanted, double tolerance) {
     if (fabs((double)got - wanted) > tolerance) fail_msg("got %.9g, wanted %.9g", (double)got, wanted);
@@ -153,13 +155,19 @@ static void close_to(float got, double wanted, double tolerance) {
 
 /* Frequencies checked against the formulas worked by hand for a few pairs of Llama 3.1 and of a yarn of 4. */
 static void test_rope_table(void **state) {
-    struct model_spec spec = {.head_dim = 128, .rotary_dim = 128, .rope_base = 500000, .rope_attn_factor = 1,
-                              .rope_scaling = ROPE_SCALING_LLAMA3, .rope_factor = 8, .rope_low_freq_factor = 1,
-                              .rope_high_freq_factor = 4, .rope_original_context = 8192};
+    struct model_spec spec = {.head_dim = 128,
+                              .rotary_dim = 128,
+                              .rope_base = 500000,
+                              .rope_attn_factor = 1,
+                              .rope_scaling = ROPE_SCALING_LLAMA3,
+                              .rope_factor = 8,
+                              .rope_low_freq_factor = 1,
+                              .rope_high_freq_factor = 4,
+                              .rope_original_context = 8192};
     float *table = mem_alloc(200 * 128 * sizeof *table);
     rope_table_fill(&spec, NULL, 200, table);
-    double f10 = pow(500000, -20.0 / 128); /* wave 49: kept */
-    double f60 = pow(500000, -120.0 / 128) / 8; /* wave 1.4 million: slowed */
+    double f10 = pow(500000, -20.0 / 128);                 /* wave 49: kept */
+    double f60 = pow(500000, -120.0 / 128) / 8;            /* wave 1.4 million: slowed */
     double raw = pow(500000, -0.5), wave = 2 * M_PI / raw; /* pair 32 lies between 2048 and 8192 */
     double blend = (8192 / wave - 1) / 3, f32 = (1 - blend) * raw / 8 + blend * raw;
     assert_true(wave > 2048 && wave < 8192);
@@ -169,9 +177,15 @@ static void test_rope_table(void **state) {
     close_to(table[199 * 128 + 64 + 32], sin(199 * f32), 1e-6);
     assert_true(table[0] == 1 && table[64] == 0);
 
-    spec = (struct model_spec){.head_dim = 64, .rotary_dim = 64, .rope_base = 10000, .rope_attn_factor = 1.25,
-                               .rope_scaling = ROPE_SCALING_YARN, .rope_factor = 4, .rope_beta_fast = 32,
-                               .rope_beta_slow = 1, .rope_original_context = 4096};
+    spec = (struct model_spec){.head_dim = 64,
+                               .rotary_dim = 64,
+                               .rope_base = 10000,
+                               .rope_attn_factor = 1.25,
+                               .rope_scaling = ROPE_SCALING_YARN,
+                               .rope_factor = 4,
+                               .rope_beta_fast = 32,
+                               .rope_beta_slow = 1,
+                               .rope_original_context = 4096};
     rope_table_fill(&spec, NULL, 200, table);
     /* c(32) = 64 ln(4096 / 64pi) / (2 ln 10000) = 10.47 -> 10; c(1) = 22.51 -> 23; pair 12: ramp 2/13 */
     double f12 = pow(10000, -24.0 / 64), ramp = 2.0 / 13;
@@ -182,18 +196,26 @@ static void test_rope_table(void **state) {
     mem_free(table);
 }
 
-/* ---- folders ------------------------------------------------------------------------------------------------------ */
+/* ---- folders ----------------------------------------------------------------------------------------------------- */
 
 static struct tiny_model tiny(void) {
-    return (struct tiny_model){.architecture = "LlamaForCausalLM", .extra = "", .layers = 2, .hidden = 32, .ffn = 64,
-                               .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .vocab = 50};
+    return (struct tiny_model){.architecture = "LlamaForCausalLM",
+                               .extra = "",
+                               .layers = 2,
+                               .hidden = 32,
+                               .ffn = 64,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = 8,
+                               .vocab = 50};
 }
 
 static void expect(const struct tiny_model *m, int code, const char *says) {
     struct model_files *files = NULL;
     struct err err = {0};
     int rc = model_files_open(m->folder, &files, &err);
-    if (rc != code || (rc && !strstr(err.text, says))) fail_msg("got %d \"%s\", wanted %d \"%s\"", rc, err.text, code, says);
+    if (rc != code || (rc && !strstr(err.text, says)))
+        fail_msg("got %d \"%s\", wanted %d \"%s\"", rc, err.text, code, says);
     if (rc == 0) model_files_close(files);
 }
 
@@ -251,7 +273,9 @@ static void write_index(const struct tiny_model *m, const char *replace_file) {
     buf_append_str(&b, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
     for (int i = 0; i < m->tensor_count; i++)
         buf_printf(&b, "%s\"%s\":\"%s\"", i ? "," : "", m->tensors[i].name,
-                   i == 5 && replace_file ? replace_file : i % 2 ? "b.safetensors" : "a.safetensors");
+                   i == 5 && replace_file ? replace_file
+                   : i % 2                ? "b.safetensors"
+                                          : "a.safetensors");
     buf_append_str(&b, "}}");
     tiny_write(m, "model.safetensors.index.json", b.data, b.bytes);
     buf_deinit(&b);
@@ -283,7 +307,7 @@ static void test_shards(void **state) {
     tiny_free(&m);
 }
 
-/* ---- GGUF --------------------------------------------------------------------------------------------------------- */
+/* ---- GGUF -------------------------------------------------------------------------------------------------------- */
 
 static void test_default_model(void **state) {
     char path[512], types[64];
@@ -330,7 +354,8 @@ static void test_default_model_cut(void **state) {
     assert_non_null(strstr(err.text, "is the file cut short?"));
     assert_int_equal(ftruncate(fd, 1 << 20), 0);
     assert_int_equal(model_files_open(cut, &files, &err), ERR_INVALID);
-    assert_non_null(strstr(err.text, "key tokenizer.ggml.merges: the array has more strings than the file has room for"));
+    assert_non_null(
+        strstr(err.text, "key tokenizer.ggml.merges: the array has more strings than the file has room for"));
     close(fd);
     unlink(cut);
 }
@@ -355,7 +380,10 @@ static void gguf_base(struct buf *b, const char *architecture, uint64_t extra) {
     static const struct {
         const char *key;
         uint32_t value;
-    } pairs[] = {{"block_count", 2}, {"context_length", 64}, {"embedding_length", 32}, {"feed_forward_length", 64},
+    } pairs[] = {{"block_count", 2},
+                 {"context_length", 64},
+                 {"embedding_length", 32},
+                 {"feed_forward_length", 64},
                  {"attention.head_count", 4}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         snprintf(key, sizeof key, "%s.%s", architecture, pairs[i].key);
@@ -453,12 +481,13 @@ static void test_no_such_file(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config_llama),   cmocka_unit_test(test_config_families),
-        cmocka_unit_test(test_config_rope),    cmocka_unit_test(test_config_refused),
-        cmocka_unit_test(test_rope_table),     cmocka_unit_test(test_folder),
-        cmocka_unit_test(test_folder_refused), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_default_model),  cmocka_unit_test(test_gguf_config),
-        cmocka_unit_test(test_default_model_cut), cmocka_unit_test(test_corpus),         cmocka_unit_test(test_no_such_file),
+        cmocka_unit_test(test_config_llama),      cmocka_unit_test(test_config_families),
+        cmocka_unit_test(test_config_rope),       cmocka_unit_test(test_config_refused),
+        cmocka_unit_test(test_rope_table),        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_folder_refused),    cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_default_model),     cmocka_unit_test(test_gguf_config),
+        cmocka_unit_test(test_default_model_cut), cmocka_unit_test(test_corpus),
+        cmocka_unit_test(test_no_such_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

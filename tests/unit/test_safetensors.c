@@ -33,7 +33,8 @@ static int open_bytes(const void *data, size_t bytes, struct err *err) {
     for (int32_t i = 0; rc == 0 && i < safetensors_tensor_count(files); i++) {
         const struct safetensors_tensor *tensor = safetensors_tensor(files, i);
         assert_ptr_equal(safetensors_find(files, tensor->name), tensor);
-        for (size_t j = 0; j < tensor->bytes; j++) sum = (unsigned char)(sum + ((const unsigned char *)tensor->data)[j]);
+        for (size_t j = 0; j < tensor->bytes; j++)
+            sum = (unsigned char)(sum + ((const unsigned char *)tensor->data)[j]);
     }
     if (rc == 0) safetensors_close(files);
     mem_free(exact);
@@ -44,8 +45,9 @@ static int open_bytes(const void *data, size_t bytes, struct err *err) {
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
 
 #define GOOD                                                                                                           \
-    "{\"__metadata__\":{\"format\":\"pt\"}," T("b", "BF16", "[2,3]", "16", "28") "," T("a", "F32", "[4]", "0", "16")   \
-        "," T("none", "F16", "[0,5]", "28", "28") "," T("one", "F16", "[]", "28", "30") "}   "
+    "{\"__metadata__\":{\"format\":\"pt\"}," T("b", "BF16", "[2,3]", "16", "28") "," T(                                \
+        "a", "F32", "[4]", "0", "16") "," T("none", "F16", "[0,5]", "28", "28") "," T("one", "F16", "[]", "28",        \
+                                                                                      "30") "}   "
 
 static void test_good(void **state) {
     struct buf b = {0};
@@ -84,7 +86,8 @@ static const struct bad {
     {"entry no object", "{\"a\":1}", 0, ERR_INVALID, "a: must be an object"},
     {"empty name", "{" T("", "F32", "[1]", "0", "4") "}", 4, ERR_INVALID, "name is empty"},
     {"name with newline", "{" T("a\\n", "F32", "[1]", "0", "4") "}", 4, ERR_INVALID, "not plain text"},
-    {"name twice", "{" T("a", "F32", "[1]", "0", "4") "," T("a", "F32", "[1]", "4", "8") "}", 8, ERR_INVALID, "given twice"},
+    {"name twice", "{" T("a", "F32", "[1]", "0", "4") "," T("a", "F32", "[1]", "4", "8") "}", 8, ERR_INVALID,
+     "given twice"},
     {"dtype unknown", "{" T("a", "F33", "[1]", "0", "4") "}", 4, ERR_INVALID, "a: dtype is none"},
     {"dtype int64", "{" T("a", "I64", "[1]", "0", "8") "}", 8, ERR_UNSUPPORTED, "a: tensors of type I64"},
     {"dtype fp8", "{" T("a", "F8_E4M3", "[1]", "0", "1") "}", 1, ERR_UNSUPPORTED, "F8_E4M3"},
@@ -107,11 +110,15 @@ static const struct bad {
     {"offsets past end", "{" T("a", "F32", "[2]", "0", "8") "}", 4, ERR_INVALID, "reach past the end"},
     {"offsets wrap", "{" T("a", "F32", "[1]", "18446744073709551612", "0") "}", 4, ERR_INVALID, "end before"},
     {"offsets negative", "{" T("a", "F32", "[1]", "-4", "0") "}", 4, ERR_INVALID, "two whole numbers"},
-    {"offsets three", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8, ERR_INVALID, "two whole"},
+    {"offsets three", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8, ERR_INVALID,
+     "two whole"},
     {"offsets one", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 8, ERR_INVALID, "two whole"},
-    {"overlap", "{" T("a", "F32", "[2]", "0", "8") "," T("b", "F32", "[2]", "4", "12") "}", 12, ERR_INVALID, "b: its data overlap"},
-    {"same place", "{" T("a", "F32", "[1]", "0", "4") "," T("b", "F32", "[1]", "0", "4") "}", 4, ERR_INVALID, "overlap"},
-    {"hole", "{" T("a", "F32", "[1]", "0", "4") "," T("b", "F32", "[1]", "8", "12") "}", 12, ERR_INVALID, "b: there is a hole"},
+    {"overlap", "{" T("a", "F32", "[2]", "0", "8") "," T("b", "F32", "[2]", "4", "12") "}", 12, ERR_INVALID,
+     "b: its data overlap"},
+    {"same place", "{" T("a", "F32", "[1]", "0", "4") "," T("b", "F32", "[1]", "0", "4") "}", 4, ERR_INVALID,
+     "overlap"},
+    {"hole", "{" T("a", "F32", "[1]", "0", "4") "," T("b", "F32", "[1]", "8", "12") "}", 12, ERR_INVALID,
+     "b: there is a hole"},
     {"hole first", "{" T("a", "F32", "[1]", "4", "8") "}", 8, ERR_INVALID, "a: there is a hole"},
     {"bytes behind", "{" T("a", "F32", "[1]", "0", "4") "}", 5, ERR_INVALID, "bytes behind the last"},
     {"data and no tensor", "{}", 1, ERR_INVALID, "bytes behind"},
@@ -127,7 +134,8 @@ static void test_bad(void **state) {
         make(&b, bads[i].header, bads[i].data);
         int rc = open_bytes(b.data, b.bytes, &err);
         if (rc != bads[i].code || !strstr(err.text, bads[i].says))
-            fail_msg("%s: got %d \"%s\", wanted %d with \"%s\"", bads[i].name, rc, err.text, bads[i].code, bads[i].says);
+            fail_msg("%s: got %d \"%s\", wanted %d with \"%s\"", bads[i].name, rc, err.text, bads[i].code,
+                     bads[i].says);
         assert_null(strchr(err.text, '\n'));
     }
     buf_deinit(&b);

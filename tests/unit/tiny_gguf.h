@@ -8,15 +8,24 @@
 static const struct {
     const char *hf, *gguf;
 } tiny_gguf_names[] = {
-    {"model.embed_tokens.weight", "token_embd.weight"}, {"model.norm.weight", "output_norm.weight"},
-    {"lm_head.weight", "output.weight"}, {"input_layernorm.weight", "attn_norm.weight"},
-    {"self_attn.q_proj.weight", "attn_q.weight"}, {"self_attn.k_proj.weight", "attn_k.weight"},
-    {"self_attn.v_proj.weight", "attn_v.weight"}, {"self_attn.o_proj.weight", "attn_output.weight"},
-    {"self_attn.q_proj.bias", "attn_q.bias"}, {"self_attn.k_proj.bias", "attn_k.bias"},
-    {"self_attn.v_proj.bias", "attn_v.bias"}, {"self_attn.o_proj.bias", "attn_output.bias"},
-    {"self_attn.q_norm.weight", "attn_q_norm.weight"}, {"self_attn.k_norm.weight", "attn_k_norm.weight"},
-    {"post_attention_layernorm.weight", "ffn_norm.weight"}, {"mlp.gate_proj.weight", "ffn_gate.weight"},
-    {"mlp.up_proj.weight", "ffn_up.weight"}, {"mlp.down_proj.weight", "ffn_down.weight"},
+    {"model.embed_tokens.weight", "token_embd.weight"},
+    {"model.norm.weight", "output_norm.weight"},
+    {"lm_head.weight", "output.weight"},
+    {"input_layernorm.weight", "attn_norm.weight"},
+    {"self_attn.q_proj.weight", "attn_q.weight"},
+    {"self_attn.k_proj.weight", "attn_k.weight"},
+    {"self_attn.v_proj.weight", "attn_v.weight"},
+    {"self_attn.o_proj.weight", "attn_output.weight"},
+    {"self_attn.q_proj.bias", "attn_q.bias"},
+    {"self_attn.k_proj.bias", "attn_k.bias"},
+    {"self_attn.v_proj.bias", "attn_v.bias"},
+    {"self_attn.o_proj.bias", "attn_output.bias"},
+    {"self_attn.q_norm.weight", "attn_q_norm.weight"},
+    {"self_attn.k_norm.weight", "attn_k_norm.weight"},
+    {"post_attention_layernorm.weight", "ffn_norm.weight"},
+    {"mlp.gate_proj.weight", "ffn_gate.weight"},
+    {"mlp.up_proj.weight", "ffn_up.weight"},
+    {"mlp.down_proj.weight", "ffn_down.weight"},
 };
 
 static inline void tiny_gguf_name(const char *hf, char out[96]) {
@@ -24,8 +33,10 @@ static inline void tiny_gguf_name(const char *hf, char out[96]) {
     if (sscanf(hf, "model.layers.%d.%n", &layer, &used) != 1) layer = -1, used = 0;
     for (size_t i = 0; i < sizeof tiny_gguf_names / sizeof *tiny_gguf_names; i++) {
         if (strcmp(hf + used, tiny_gguf_names[i].hf) != 0) continue;
-        if (layer < 0) snprintf(out, 96, "%s", tiny_gguf_names[i].gguf);
-        else snprintf(out, 96, "blk.%d.%s", layer, tiny_gguf_names[i].gguf);
+        if (layer < 0)
+            snprintf(out, 96, "%s", tiny_gguf_names[i].gguf);
+        else
+            snprintf(out, 96, "blk.%d.%s", layer, tiny_gguf_names[i].gguf);
         return;
     }
     abort();
@@ -37,7 +48,8 @@ static inline size_t tiny_gguf_row(const struct tiny_model *m, bool permuted, si
     return permuted ? head * dim + at / 2 + (at % 2) * (dim / 2) : row;
 }
 
-static inline void tiny_gguf_data(const struct tiny_model *m, const struct tiny_tensor *t, bool permuted, struct buf *b) {
+static inline void tiny_gguf_data(const struct tiny_model *m, const struct tiny_tensor *t, bool permuted,
+                                  struct buf *b) {
     bool qk = strstr(t->name, "q_proj") || strstr(t->name, "k_proj"), matrix = t->rows > 0;
     size_t rows = matrix ? (size_t)t->rows : (size_t)t->cols, cols = matrix ? (size_t)t->cols : 1;
     put_align(b, 32);
@@ -49,9 +61,13 @@ static inline void tiny_gguf_keys(const struct tiny_model *m, const char *archit
     const struct {
         const char *key;
         int value;
-    } keys[] = {{"block_count", m->layers}, {"context_length", 512}, {"embedding_length", m->hidden},
-                {"feed_forward_length", m->ffn}, {"attention.head_count", m->n_heads},
-                {"attention.head_count_kv", m->n_kv_heads}, {"attention.key_length", m->head_dim},
+    } keys[] = {{"block_count", m->layers},
+                {"context_length", 512},
+                {"embedding_length", m->hidden},
+                {"feed_forward_length", m->ffn},
+                {"attention.head_count", m->n_heads},
+                {"attention.head_count_kv", m->n_kv_heads},
+                {"attention.key_length", m->head_dim},
                 {"attention.value_length", m->head_dim}};
     char key[64];
     put_pair_str(b, "general.architecture", architecture);

@@ -62,8 +62,10 @@ static inline void tiny_add(struct tiny_model *m, const char *name, int layer, i
     struct tiny_tensor *t = &m->tensors[m->tensor_count++];
     char text[64];
     size_t count = (size_t)(rows ? rows : 1) * (size_t)cols;
-    if (layer >= 0) snprintf(text, sizeof text, "model.layers.%d.%s", layer, name);
-    else snprintf(text, sizeof text, "%s", name);
+    if (layer >= 0)
+        snprintf(text, sizeof text, "model.layers.%d.%s", layer, name);
+    else
+        snprintf(text, sizeof text, "%s", name);
     snprintf(t->name, sizeof t->name, "%s", text);
     t->rows = rows;
     t->cols = cols;
@@ -73,8 +75,10 @@ static inline void tiny_add(struct tiny_model *m, const char *name, int layer, i
 
 static inline const float *tiny_get(const struct tiny_model *m, const char *name, int layer) {
     char text[96];
-    if (layer >= 0) snprintf(text, sizeof text, "model.layers.%d.%s", layer, name);
-    else snprintf(text, sizeof text, "%s", name);
+    if (layer >= 0)
+        snprintf(text, sizeof text, "model.layers.%d.%s", layer, name);
+    else
+        snprintf(text, sizeof text, "%s", name);
     for (int i = 0; i < m->tensor_count; i++)
         if (strcmp(m->tensors[i].name, text) == 0) return m->tensors[i].data;
     return NULL;
@@ -112,13 +116,17 @@ static inline void tiny_write(const struct tiny_model *m, const char *file, cons
     fclose(f);
 }
 
-static inline size_t tiny_count(const struct tiny_tensor *t) { return (size_t)(t->rows ? t->rows : 1) * (size_t)t->cols; }
+static inline size_t tiny_count(const struct tiny_tensor *t) {
+    return (size_t)(t->rows ? t->rows : 1) * (size_t)t->cols;
+}
 
 static inline void tiny_append_values(const struct tiny_model *m, const struct tiny_tensor *t, struct buf *out) {
     for (size_t i = 0; i < tiny_count(t); i++) {
         uint16_t half = m->dtype ? tiny_half(m, t->data[i]) : 0;
-        if (m->dtype) buf_append(out, &half, 2);
-        else buf_append(out, &t->data[i], 4);
+        if (m->dtype)
+            buf_append(out, &half, 2);
+        else
+            buf_append(out, &t->data[i], 4);
     }
 }
 
@@ -132,8 +140,10 @@ static inline void tiny_write_tensors(const struct tiny_model *m, const char *fi
         const struct tiny_tensor *t = &m->tensors[i];
         size_t bytes = tiny_count(t) * (m->dtype ? 2 : 4);
         buf_printf(&head, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, names[m->dtype]);
-        if (t->rows) buf_printf(&head, "%d,%d", t->rows, t->cols);
-        else buf_printf(&head, "%d", t->cols);
+        if (t->rows)
+            buf_printf(&head, "%d,%d", t->rows, t->cols);
+        else
+            buf_printf(&head, "%d", t->cols);
         buf_printf(&head, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
         at += bytes;
     }

@@ -1,5 +1,5 @@
-/* tiny_reference.h: a plain decoder in double precision, written from the formulas and from nothing of the engine. Tests
- * only. */
+/* tiny_reference.h: a plain decoder in double precision, written from the formulas and from nothing of the engine.
+ * Tests only. */
 #ifndef QUIRE_TESTS_TINY_REFERENCE_H
 #define QUIRE_TESTS_TINY_REFERENCE_H
 
@@ -36,7 +36,8 @@ static inline void rms(const double *x, const float *w, int n, double *y) {
 /* Rope on halves: value i turns with value i + rotary / 2. */
 static inline void rope(const struct reference *ref, double *head, int position) {
     for (int i = 0; i < ref->rotary / 2; i++) {
-        double angle = position * pow(ref->theta, -2.0 * i / ref->rotary) / (ref->factors ? (double)ref->factors[i] : 1);
+        double angle =
+            position * pow(ref->theta, -2.0 * i / ref->rotary) / (ref->factors ? (double)ref->factors[i] : 1);
         double a = head[i], b = head[i + ref->rotary / 2];
         head[i] = a * cos(angle) - b * sin(angle);
         head[i + ref->rotary / 2] = b * cos(angle) + a * sin(angle);
@@ -48,7 +49,7 @@ struct reference_state {
 };
 
 static inline void reference_heads(const struct tiny_model *m, const struct reference *ref, double *heads, int count,
-                            const float *norm, int layer, int position) {
+                                   const float *norm, int layer, int position) {
     for (int h = 0; h < count; h++) {
         double *head = heads + h * m->head_dim;
         if (norm) rms(head, norm, m->head_dim, head);
@@ -57,7 +58,7 @@ static inline void reference_heads(const struct tiny_model *m, const struct refe
 }
 
 static inline void reference_attend(const struct tiny_model *m, const struct reference *ref, struct reference_state *s,
-                             int layer, int t) {
+                                    int layer, int t) {
     int first = ref->window && layer >= ref->window_from && t >= ref->window ? t - ref->window + 1 : 0;
     for (int h = 0; h < m->n_heads; h++) {
         int kv = h / (m->n_heads / m->n_kv_heads) * m->head_dim;
@@ -77,17 +78,21 @@ static inline void reference_attend(const struct tiny_model *m, const struct ref
     }
 }
 
-static inline void reference_layer(const struct tiny_model *m, const struct reference *ref, struct reference_state *s, int l,
-                            int t) {
+static inline void reference_layer(const struct tiny_model *m, const struct reference *ref, struct reference_state *s,
+                                   int l, int t) {
     int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
     rms(s->x[t], tiny_get(m, "input_layernorm.weight", l), m->hidden, s->h);
-    matvec(tiny_get(m, "self_attn.q_proj.weight", l), tiny_get(m, "self_attn.q_proj.bias", l), s->h, q, m->hidden, s->q);
-    matvec(tiny_get(m, "self_attn.k_proj.weight", l), tiny_get(m, "self_attn.k_proj.bias", l), s->h, kv, m->hidden, s->k[t]);
-    matvec(tiny_get(m, "self_attn.v_proj.weight", l), tiny_get(m, "self_attn.v_proj.bias", l), s->h, kv, m->hidden, s->v[t]);
+    matvec(tiny_get(m, "self_attn.q_proj.weight", l), tiny_get(m, "self_attn.q_proj.bias", l), s->h, q, m->hidden,
+           s->q);
+    matvec(tiny_get(m, "self_attn.k_proj.weight", l), tiny_get(m, "self_attn.k_proj.bias", l), s->h, kv, m->hidden,
+           s->k[t]);
+    matvec(tiny_get(m, "self_attn.v_proj.weight", l), tiny_get(m, "self_attn.v_proj.bias", l), s->h, kv, m->hidden,
+           s->v[t]);
     reference_heads(m, ref, s->q, m->n_heads, tiny_get(m, "self_attn.q_norm.weight", l), l, t);
     reference_heads(m, ref, s->k[t], m->n_kv_heads, tiny_get(m, "self_attn.k_norm.weight", l), l, t);
     reference_attend(m, ref, s, l, t);
-    matvec(tiny_get(m, "self_attn.o_proj.weight", l), tiny_get(m, "self_attn.o_proj.bias", l), s->out, m->hidden, q, s->h);
+    matvec(tiny_get(m, "self_attn.o_proj.weight", l), tiny_get(m, "self_attn.o_proj.bias", l), s->out, m->hidden, q,
+           s->h);
     for (int i = 0; i < m->hidden; i++) s->x[t][i] += ref->residual_scale * s->h[i];
     rms(s->x[t], tiny_get(m, "post_attention_layernorm.weight", l), m->hidden, s->h);
     matvec(tiny_get(m, "mlp.gate_proj.weight", l), NULL, s->h, m->ffn, m->hidden, s->gate);
@@ -98,7 +103,8 @@ static inline void reference_layer(const struct tiny_model *m, const struct refe
 }
 
 /* Logits of every position, [TOKENS, vocab]. */
-static inline void reference_run(const struct tiny_model *m, const struct reference *ref, const int32_t *ids, double *logits) {
+static inline void reference_run(const struct tiny_model *m, const struct reference *ref, const int32_t *ids,
+                                 double *logits) {
     struct reference_state *s = mem_zalloc(1, sizeof *s);
     const float *embed = tiny_get(m, "model.embed_tokens.weight", -1);
     const float *output = m->tied ? embed : tiny_get(m, "lm_head.weight", -1);
