@@ -41,12 +41,12 @@ static void quantize_rows(struct backend *backend, struct quantize_ctx *ctx) {
 struct tile_ctx {
     struct linear_job job;
     linear_fn *fn;
-    int64_t rows, groups_per_tile, rows_per_tile, row_tiles;
+    int64_t rows, groups_per_tile, rows_per_tile, group_tiles;
 };
 
 static void linear_tile(void *arg, int64_t tile, int32_t worker) {
     const struct tile_ctx *ctx = arg;
-    int64_t group = tile / ctx->row_tiles * ctx->groups_per_tile, row = tile % ctx->row_tiles * ctx->rows_per_tile;
+    int64_t group = tile % ctx->group_tiles * ctx->groups_per_tile, row = tile / ctx->group_tiles * ctx->rows_per_tile;
     ctx->fn(&ctx->job, group, i64_min(group + ctx->groups_per_tile, ctx->job.segment->groups), row,
             i64_min(row + ctx->rows_per_tile, ctx->rows));
 }
@@ -64,19 +64,21 @@ enum { TILES_PER_THREAD = 6 };
 
 static int64_t clamp(int64_t value, int64_t low, int64_t high) { return i64_max(low, i64_min(value, high)); }
 
-static int64_t tiles_plan(struct tile_ctx *ctx, int32_t threads, int32_t group_rows, int64_t x_row_bytes) {
+/* All groups come before the next rows of x, so that those stay in the second-level cache. */
+static int64_t tiles_plan(struct tile_ctx *ctx, int32_t threads, int64_t x_row_bytes) {
     const struct weight_segment *segment = ctx->job.segment;
-    int64_t group_macs = group_rows * ctx->job.cols, groups = segment->groups;
-    /* a multiple of 24 rows, which all kernels take without a remainder */
-    int64_t rows_tile = clamp(TILE_X_BYTES / x_row_bytes / 24 * 24, 24, i64_max(24, ctx->rows));
-    ctx->rows_per_tile = i64_min(rows_tile, ctx->rows);
-    ctx->row_tiles = (ctx->rows + ctx->rows_per_tile - 1) / ctx->rows_per_tile;
+    int64_t group_macs = GROUP_ROWS * ctx->job.cols, groups = segment->groups;
+    /* a multiple of 8 rows, which all kernels take without a remainder, and tiles of rows as equal as that allows */
+    int64_t rows_most = i64_max(8, TILE_X_BYTES / x_row_bytes);
+    int64_t row_tiles = (ctx->rows + rows_most - 1) / rows_most;
+    ctx->rows_per_tile = i64_min(ctx->rows, ((ctx->rows + row_tiles - 1) / row_tiles + 7) / 8 * 8);
+    row_tiles = (ctx->rows + ctx->rows_per_tile - 1) / ctx->rows_per_tile;
     int64_t by_macs = TILE_MACS / (group_macs * ctx->rows_per_tile);
     int64_t by_bytes = TILE_WEIGHT_BYTES / (int64_t)segment->group_bytes;
-    int64_t by_count = groups * ctx->row_tiles / (threads * TILES_PER_THREAD);
-    /* in pairs, which the kernels take together */
-    ctx->groups_per_tile = clamp(i64_min(i64_min(by_macs, by_bytes), by_count) & ~(int64_t)1, 2, groups + 1);
-    return (groups + ctx->groups_per_tile - 1) / ctx->groups_per_tile * ctx->row_tiles;
+    int64_t by_count = groups * row_tiles / (threads * TILES_PER_THREAD);
+    ctx->groups_per_tile = clamp(i64_min(i64_min(by_macs, by_bytes), by_count), 1, groups);
+    ctx->group_tiles = (groups + ctx->groups_per_tile - 1) / ctx->groups_per_tile;
+    return ctx->group_tiles * row_tiles;
 }
 
 static void segment_run(struct backend *backend, const struct op_linear_args *args, const struct cpu_weight *weight,
@@ -87,6 +89,7 @@ static void segment_run(struct backend *backend, const struct op_linear_args *ar
     ctx.fn = int8 ? kernels->int8[segment->dtype] : kernels->f32[segment->dtype];
     ctx.job = (struct linear_job){
         .segment = segment,
+        .layout = group_layout(segment->dtype, weight->base.cols),
         .cols = weight->base.cols,
         .blocks = (weight->base.cols + QUANT_BLOCK - 1) / QUANT_BLOCK,
         .q = q,
@@ -98,7 +101,7 @@ static void segment_run(struct backend *backend, const struct op_linear_args *ar
         .accumulate = args->accumulate,
     };
     int64_t x_row_bytes = int8 ? ctx.job.blocks * (int64_t)sizeof(struct act_block) : ctx.job.cols * 4;
-    int64_t tiles = tiles_plan(&ctx, backend->info.threads, weight->group_rows, x_row_bytes);
+    int64_t tiles = tiles_plan(&ctx, backend->info.threads, x_row_bytes);
     team_run(backend->cpu->team, linear_tile, &ctx, tiles);
 }
 

@@ -1,12 +1,12 @@
 /* Matrix multiplication with AVX2, FMA and F16C.
  *
- * A vector holds 4 columns of 8 rows, so an activation block is taken as 8 words of 4 int8 and each is broadcast. vpmaddubsw
+ * A vector holds 4 columns of 8 rows, half a group, so an activation block is taken as 8 words of 4 int8 and each is broadcast. vpmaddubsw
  * multiplies unsigned by signed bytes and adds pairs in 16 bits, saturating:
  *   q4: 15 * 127 * 2 = 3810 a pair, 8 of them 30480: the whole block is summed in 16 bits and widened once.
  *   q5: 31 * 127 * 2 = 7874, 4 of them 31496: two halves.
  *   q8: |w| times x with the sign of w, 128 * 127 * 2 = 32512: every product is widened at once.
  *
- * A register tile is 2 groups by 4 rows of x: 8 sums, 4 vectors of weights (low and high nibbles of both groups), a broadcast,
+ * A register tile is a group by 4 rows of x: 8 sums, 4 vectors of weights (low and high nibbles of both halves), a broadcast,
  * a product and the mask fill the 16 registers. A word then costs 2 loads of weights and 4 broadcasts for 8 products, well
  * below the 2 loads a cycle; for 256 multiply-adds of q4 there remain 8 products, 7 additions, 3 to unpack and 5 to scale,
  * 23 operations on 4 ports: 5.8 cycles at best, 7.2 measured on Zen 3 (104 G/s at 2.9 GHz). */
@@ -19,7 +19,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8 };
+enum { LANES = 8, HALVES = 2, VECTOR = 64 /* bytes of a packed vector: both halves */ };
 
 /* ---- rounding x --------------------------------------------------------------------------------------------------- */
 
@@ -72,7 +72,7 @@ void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
 /* How quants are packed: what the inner loops are compiled for. */
 enum quant_kind { QUANT_Q4, QUANT_Q5, QUANT_Q8 };
 
-INLINE size_t quant_block_bytes(enum quant_kind kind) { return kind == QUANT_Q8 ? 256 : kind == QUANT_Q5 ? 160 : 128; }
+INLINE size_t scales_at(enum quant_kind kind) { return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256; }
 
 INLINE __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
@@ -82,23 +82,20 @@ INLINE __m256i fifth_bit(__m256i w, __m256i high, int v) {
     return _mm256_or_si256(w, _mm256_and_si256(bit, _mm256_set1_epi8(16)));
 }
 
-/* The scales of one group, and its minimums m: read, or d * offset where q = 0 stands for -8 (q4_0) or -16 (q5_0). */
-struct group_scales {
-    const uint8_t *scales, *minimums; /* [blocks, 8] f16; minimums NULL: d * offset */
-    float offset;
-};
-
-INLINE struct group_scales group_scales(enum quant_kind kind, enum dtype dtype, const uint8_t *group, int64_t blocks) {
-    struct group_scales s = {.scales = group + (size_t)blocks * quant_block_bytes(kind)};
-    s.offset = dtype == DTYPE_Q4_0 ? -8.0f : dtype == DTYPE_Q5_0 ? -16.0f : 0.0f;
-    if (dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1) s.minimums = s.scales + blocks * 16;
-    return s;
-}
-
 INLINE __m256 half_load(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE __m256 scales_min(const struct group_scales *s, size_t at, __m256 d) {
-    return s->minimums ? half_load(s->minimums + at) : _mm256_mul_ps(d, _mm256_set1_ps(s->offset));
+/* What q = 0 stands for, in units of d, where a block has no minimums of its own. */
+INLINE float dtype_offset(enum dtype dtype) {
+    return dtype == DTYPE_Q4_0 ? -8.0f : dtype == DTYPE_Q5_0 ? -16.0f : 0.0f;
+}
+
+INLINE __m256 block_scale(enum quant_kind kind, const uint8_t *block, int half) {
+    return half_load(block + scales_at(kind) + 16 * half);
+}
+
+/* Minimums of half a block: read after the scales, or d * offset. */
+INLINE __m256 block_min(enum quant_kind kind, const uint8_t *block, int half, bool minimums, float offset, __m256 d) {
+    return minimums ? half_load(block + scales_at(kind) + 32 + 16 * half) : _mm256_mul_ps(d, _mm256_set1_ps(offset));
 }
 
 INLINE __m256i word(const struct act_block *x, int v) {
@@ -110,64 +107,62 @@ INLINE __m256i word(const struct act_block *x, int v) {
 /* Keeps the compiler from regrouping sums: it would hold all products of a block at once, and spill them. */
 #define KEEP_ORDER(v) __asm__("" : "+x"(v))
 
-/* Word v of `groups` groups times word v of `rows` rows of x, added to sums: pairs in 16 bits, or for q8 in 32. */
-INLINE void word_dot(enum quant_kind kind, int groups, int rows, const __m256i w[2], const struct act_block *x,
-                     int64_t x_blocks, int v, bool first, __m256i sum[2][4]) {
+/* Word v of a group times word v of `rows` rows of x, added to sums: pairs in 16 bits, or for q8 in 32. */
+INLINE void word_dot(enum quant_kind kind, int rows, const __m256i w[HALVES], const struct act_block *x,
+                     int64_t x_blocks, int v, bool first, __m256i sum[HALVES][4]) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int r = 0; r < rows; r++) {
         __m256i words = word(x + r * x_blocks, v);
-        for (int g = 0; g < groups; g++) {
+        for (int h = 0; h < HALVES; h++) {
             __m256i dot;
             if (kind == QUANT_Q8) {
-                dot = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), _mm256_sign_epi8(words, w[g]));
+                dot = _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(words, w[h]));
                 dot = _mm256_madd_epi16(dot, ones);
-                sum[g][r] = first ? dot : _mm256_add_epi32(sum[g][r], dot);
+                sum[h][r] = first ? dot : _mm256_add_epi32(sum[h][r], dot);
             } else {
-                dot = _mm256_maddubs_epi16(w[g], words);
-                sum[g][r] = first ? dot : _mm256_add_epi16(sum[g][r], dot);
+                dot = _mm256_maddubs_epi16(w[h], words);
+                sum[h][r] = first ? dot : _mm256_add_epi16(sum[h][r], dot);
             }
-            KEEP_ORDER(sum[g][r]);
+            KEEP_ORDER(sum[h][r]);
         }
     }
 }
 
-/* Integer dot products of a block of the groups with a block of each row of x, 8 x 32 bits. */
-INLINE void block_dot(enum quant_kind kind, int groups, int rows, const uint8_t *quants, size_t group_bytes,
-                      const struct act_block *x, int64_t x_blocks, __m256i sum[2][4]) {
+/* Integer dot products of a block of a group with a block of each row of x, 8 x 32 bits. */
+INLINE void block_dot(enum quant_kind kind, int rows, const uint8_t *block, const struct act_block *x, int64_t x_blocks,
+                      __m256i sum[HALVES][4]) {
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256i low[2], high[2], low_sum[2][4];
+    __m256i low[HALVES], high[HALVES], low_sum[HALVES][4];
     if (kind == QUANT_Q8) {
 #pragma GCC unroll 8
         for (int v = 0; v < 8; v++) {
-            for (int g = 0; g < groups; g++) low[g] = load256(quants + (size_t)g * group_bytes + 32 * v);
-            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, sum);
+            for (int h = 0; h < HALVES; h++) low[h] = load256(block + VECTOR * v + 32 * h);
+            word_dot(kind, rows, low, x, x_blocks, v, v == 0, sum);
         }
         return;
     }
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {
-        for (int g = 0; g < groups; g++) {
-            const uint8_t *at = quants + (size_t)g * group_bytes;
-            __m256i both = load256(at + 32 * v);
-            low[g] = _mm256_and_si256(both, nibble);
-            high[g] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+        for (int h = 0; h < HALVES; h++) {
+            __m256i both = load256(block + VECTOR * v + 32 * h);
+            low[h] = _mm256_and_si256(both, nibble);
+            high[h] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
             if (kind != QUANT_Q5) continue;
-            low[g] = fifth_bit(low[g], load256(at + 128), v);
-            high[g] = fifth_bit(high[g], load256(at + 128), v + 4);
+            low[h] = fifth_bit(low[h], load256(block + VECTOR * 4 + 32 * h), v);
+            high[h] = fifth_bit(high[h], load256(block + VECTOR * 4 + 32 * h), v + 4);
         }
         if (kind == QUANT_Q5) { /* 4 products a sum */
-            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, low_sum);
-            word_dot(kind, groups, rows, high, x, x_blocks, v + 4, v == 0, sum);
+            word_dot(kind, rows, low, x, x_blocks, v, v == 0, low_sum);
+            word_dot(kind, rows, high, x, x_blocks, v + 4, v == 0, sum);
         } else {
-            word_dot(kind, groups, rows, low, x, x_blocks, v, v == 0, sum);
-            word_dot(kind, groups, rows, high, x, x_blocks, v + 4, false, sum);
+            word_dot(kind, rows, low, x, x_blocks, v, v == 0, sum);
+            word_dot(kind, rows, high, x, x_blocks, v + 4, false, sum);
         }
     }
-    for (int g = 0; g < groups; g++) {
+    for (int h = 0; h < HALVES; h++) {
         for (int r = 0; r < rows; r++) {
-            sum[g][r] = _mm256_madd_epi16(sum[g][r], ones);
-            if (kind == QUANT_Q5)
-                sum[g][r] = _mm256_add_epi32(sum[g][r], _mm256_madd_epi16(low_sum[g][r], ones));
+            sum[h][r] = _mm256_madd_epi16(sum[h][r], ones);
+            if (kind == QUANT_Q5) sum[h][r] = _mm256_add_epi32(sum[h][r], _mm256_madd_epi16(low_sum[h][r], ones));
         }
     }
 }
@@ -176,6 +171,7 @@ INLINE void block_dot(enum quant_kind kind, int groups, int rows, const uint8_t 
 
 static __attribute__((noinline)) void row_store(const struct linear_job *job, int64_t row, int64_t first, __m256 acc) {
     int64_t lanes = job->segment->rows - first;
+    if (lanes <= 0) return; /* the second half of the last group */
     if (lanes < LANES) {
         float values[LANES];
         _mm256_storeu_ps(values, acc);
@@ -190,46 +186,46 @@ static __attribute__((noinline)) void row_store(const struct linear_job *job, in
 
 /* ---- int8 activations --------------------------------------------------------------------------------------------- */
 
-/* `rows` <= 4 rows of x against `groups` <= 2 groups, both known when compiled. */
-INLINE void tile_int8(enum quant_kind kind, int groups, int rows, const struct linear_job *job, int64_t group,
-                      int64_t row) {
-    const size_t group_bytes = job->segment->group_bytes;
-    const uint8_t *quants = job->segment->data + (size_t)group * group_bytes;
-    const struct group_scales scales = group_scales(kind, job->segment->dtype, quants, job->blocks);
+/* `rows` <= 4 rows of x, known when compiled, against one group. */
+INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *job, int64_t group, int64_t row) {
+    const uint8_t *block = job->segment->data + (size_t)group * job->segment->group_bytes;
+    const struct group_layout layout = job->layout;
+    const float offset = dtype_offset(job->segment->dtype);
     const struct act_block *x = job->q + row * job->blocks;
-    __m256 acc[2][4];
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < rows; r++) acc[g][r] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < job->blocks; b++, x++, quants += quant_block_bytes(kind)) {
-        __m256i sum[2][4];
-        block_dot(kind, groups, rows, quants, group_bytes, x, job->blocks, sum);
-        for (int g = 0; g < groups; g++) {
-            size_t at = (size_t)g * group_bytes + (size_t)b * 16;
-            __m256 d = half_load(scales.scales + at), m = kind == QUANT_Q8 ? d : scales_min(&scales, at, d);
+    __m256 acc[HALVES][4];
+    for (int h = 0; h < HALVES; h++)
+        for (int r = 0; r < rows; r++) acc[h][r] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < job->blocks; b++, x++, block += layout.block_bytes) {
+        __m256i sum[HALVES][4];
+        block_dot(kind, rows, block, x, job->blocks, sum);
+        for (int h = 0; h < HALVES; h++) {
+            __m256 d = block_scale(kind, block, h);
+            __m256 m = kind == QUANT_Q8 ? d : block_min(kind, block, h, layout.minimums_at, offset, d);
             for (int r = 0; r < rows; r++) {
-                const struct act_block *block = x + r * job->blocks;
-                __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(block->d));
-                acc[g][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][r]), scale, acc[g][r]);
-                if (kind != QUANT_Q8) acc[g][r] = _mm256_fmadd_ps(m, _mm256_set1_ps(block->s), acc[g][r]);
+                const struct act_block *q = x + r * job->blocks;
+                __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(q->d));
+                acc[h][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h][r]), scale, acc[h][r]);
+                if (kind != QUANT_Q8) acc[h][r] = _mm256_fmadd_ps(m, _mm256_set1_ps(q->s), acc[h][r]);
             }
         }
     }
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < rows; r++) row_store(job, row + r, (group + g) * LANES, acc[g][r]);
+    for (int h = 0; h < HALVES; h++)
+        for (int r = 0; r < rows; r++) row_store(job, row + r, group * GROUP_ROWS + h * LANES, acc[h][r]);
 }
 
 INLINE void groups_int8(enum quant_kind kind, const struct linear_job *job, int64_t group_begin, int64_t group_end,
                         int64_t row_begin, int64_t row_end) {
-    int64_t g = group_begin, row;
-    for (; g + 2 <= group_end; g += 2) {
-        for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(kind, 2, 4, job, g, row);
-        if (row_end - row == 3) tile_int8(kind, 2, 3, job, g, row);
-        if (row_end - row == 2) tile_int8(kind, 2, 2, job, g, row);
-        if (row_end - row == 1) tile_int8(kind, 2, 1, job, g, row);
+    for (int64_t g = group_begin; g < group_end; g++) {
+        struct prefetch next = prefetch_group(job, g + 1, group_end, row_end - row_begin, 4);
+        int64_t row = row_begin;
+        for (; row + 4 <= row_end; row += 4) {
+            prefetch_some(&next);
+            tile_int8(kind, 4, job, g, row);
+        }
+        if (row_end - row == 3) tile_int8(kind, 3, job, g, row);
+        if (row_end - row == 2) tile_int8(kind, 2, job, g, row);
+        if (row_end - row == 1) tile_int8(kind, 1, job, g, row);
     }
-    if (g == group_end) return;
-    for (row = row_begin; row + 4 <= row_end; row += 4) tile_int8(kind, 1, 4, job, g, row);
-    for (; row < row_end; row++) tile_int8(kind, 1, 1, job, g, row);
 }
 
 static void linear_q4(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
@@ -255,58 +251,61 @@ INLINE __m256 word_byte(enum quant_kind kind, __m256i w, int i) {
     return _mm256_cvtepi32_ps(kind == QUANT_Q8 ? _mm256_srai_epi32(top, 24) : _mm256_srli_epi32(top, 24));
 }
 
-/* The word of columns 4v .. 4v+3 into w[v]. */
-INLINE void block_unpack(enum quant_kind kind, const uint8_t *quants, __m256i w[8]) {
+/* The words of columns 4v .. 4v+3 of half a block into w[v]. */
+INLINE void block_unpack(enum quant_kind kind, const uint8_t *half, __m256i w[8]) {
     const __m256i low = _mm256_set1_epi8(15);
     if (kind == QUANT_Q8) {
-        for (int v = 0; v < 8; v++) w[v] = load256(quants + 32 * v);
+        for (int v = 0; v < 8; v++) w[v] = load256(half + VECTOR * v);
         return;
     }
     for (int v = 0; v < 4; v++) {
-        __m256i both = load256(quants + 32 * v);
+        __m256i both = load256(half + VECTOR * v);
         w[v] = _mm256_and_si256(both, low);
         w[v + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
     }
     if (kind != QUANT_Q5) return;
-    __m256i high = load256(quants + 128);
+    __m256i high = load256(half + VECTOR * 4);
     for (int v = 0; v < 8; v++) w[v] = fifth_bit(w[v], high, v);
 }
 
-INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *group, int64_t block,
+INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *block, int half,
                            __m256 values[QUANT_BLOCK]) {
-    const struct group_scales scales = group_scales(kind, job->segment->dtype, group, job->blocks);
     __m256i w[8];
-    __m256 d = half_load(scales.scales + block * 16), m = scales_min(&scales, (size_t)block * 16, d);
-    block_unpack(kind, group + (size_t)block * quant_block_bytes(kind), w);
+    __m256 d = block_scale(kind, block, half);
+    __m256 m = block_min(kind, block, half, job->layout.minimums_at, dtype_offset(job->segment->dtype), d);
+    block_unpack(kind, block + 32 * half, w);
     for (int v = 0; v < 8; v++)
         for (int i = 0; i < 4; i++) values[4 * v + i] = _mm256_fmadd_ps(d, word_byte(kind, w[v], i), m);
 }
 
-/* f32 values of columns [0, count) of a block, 8 rows a vector. */
+/* f32 values of columns [0, count) of half a block, 8 rows a vector. */
 static __attribute__((noinline)) void block_dequant(const struct linear_job *job, const uint8_t *group, int64_t block,
-                                                    int64_t count, __m256 values[QUANT_BLOCK]) {
-    const int64_t begin = block * QUANT_BLOCK * LANES;
+                                                    int half, int64_t count, __m256 values[QUANT_BLOCK]) {
+    const int64_t begin = block * QUANT_BLOCK * GROUP_ROWS + half * LANES;
+    const uint8_t *quants = group + (size_t)block * job->layout.block_bytes;
     switch (job->segment->dtype) {
     case DTYPE_F32:
-        for (int64_t c = 0; c < count; c++) values[c] = _mm256_loadu_ps((const float *)group + begin + c * LANES);
+        for (int64_t c = 0; c < count; c++)
+            values[c] = _mm256_loadu_ps((const float *)group + begin + c * GROUP_ROWS);
         break;
     case DTYPE_F16:
-        for (int64_t c = 0; c < count; c++) values[c] = half_load(group + (begin + c * LANES) * 2);
+        for (int64_t c = 0; c < count; c++) values[c] = half_load(group + (begin + c * GROUP_ROWS) * 2);
         break;
     case DTYPE_BF16:
         for (int64_t c = 0; c < count; c++) {
-            __m128i half = _mm_loadu_si128((const __m128i *)(group + (begin + c * LANES) * 2));
-            values[c] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+            __m128i bits = _mm_loadu_si128((const __m128i *)(group + (begin + c * GROUP_ROWS) * 2));
+            values[c] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
         }
         break;
-    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, group, block, values); break;
+    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, quants, half, values); break;
     case DTYPE_Q5_0:
-    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, group, block, values); break;
-    default: quants_dequant(QUANT_Q4, job, group, block, values); break;
+    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, quants, half, values); break;
+    default: quants_dequant(QUANT_Q4, job, quants, half, values); break;
     }
 }
 
-INLINE void tile_f32(int rows, const struct linear_job *job, int64_t group, int64_t row) {
+/* `rows` <= 8 rows of x, known when compiled, against half a group. */
+INLINE void tile_f32(int rows, const struct linear_job *job, int64_t group, int half, int64_t row) {
     const uint8_t *data = job->segment->data + (size_t)group * job->segment->group_bytes;
     __m256 acc[8];
     for (int r = 0; r < rows; r++) acc[r] = _mm256_setzero_ps();
@@ -314,21 +313,21 @@ INLINE void tile_f32(int rows, const struct linear_job *job, int64_t group, int6
         __m256 values[QUANT_BLOCK];
         const float *x = job->x + row * job->x_stride + b * QUANT_BLOCK;
         int64_t left = job->cols - b * QUANT_BLOCK, count = left < QUANT_BLOCK ? left : QUANT_BLOCK;
-        block_dequant(job, data, b, count, values);
+        block_dequant(job, data, b, half, count, values);
         for (int64_t c = 0; c < count; c++)
             for (int r = 0; r < rows; r++)
                 acc[r] = _mm256_fmadd_ps(values[c], _mm256_set1_ps(x[r * job->x_stride + c]), acc[r]);
     }
-    for (int r = 0; r < rows; r++) row_store(job, row + r, group * LANES, acc[r]);
+    for (int r = 0; r < rows; r++) row_store(job, row + r, group * GROUP_ROWS + half * LANES, acc[r]);
 }
 
 static void linear_f32(const struct linear_job *job, int64_t group_begin, int64_t group_end, int64_t row_begin,
                        int64_t row_end) {
-    for (int64_t g = group_begin; g < group_end; g++) {
+    for (int64_t g = group_begin * HALVES; g < group_end * HALVES; g++) {
         int64_t row = row_begin;
-        for (; row + 8 <= row_end; row += 8) tile_f32(8, job, g, row);
-        for (; row + 2 <= row_end; row += 2) tile_f32(2, job, g, row);
-        if (row < row_end) tile_f32(1, job, g, row);
+        for (; row + 8 <= row_end; row += 8) tile_f32(8, job, g / HALVES, (int)(g % HALVES), row);
+        for (; row + 2 <= row_end; row += 2) tile_f32(2, job, g / HALVES, (int)(g % HALVES), row);
+        if (row < row_end) tile_f32(1, job, g / HALVES, (int)(g % HALVES), row);
     }
 }
 

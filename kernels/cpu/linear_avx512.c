@@ -13,14 +13,14 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 16, TILE_ROWS = 8 };
+enum { LANES = GROUP_ROWS, TILE_ROWS = 8 };
 
 /* ---- a block of a group ------------------------------------------------------------------------------------------- */
 
 /* How quants are packed: what the inner loops are compiled for. */
 enum quant_kind { QUANT_Q4, QUANT_Q5, QUANT_Q8 };
 
-INLINE size_t quant_block_bytes(enum quant_kind kind) { return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256; }
+INLINE size_t scales_at(enum quant_kind kind) { return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256; }
 
 INLINE __m512i load512(const uint8_t *p) { return _mm512_loadu_si512((const void *)p); }
 
@@ -44,23 +44,16 @@ INLINE void block_unpack(enum quant_kind kind, const uint8_t *quants, __m512i w[
     }
 }
 
-/* The scales of one group, and its minimums m: read, or d * offset where q = 0 stands for -8 (q4_0) or -16 (q5_0). */
-struct group_scales {
-    const uint8_t *scales, *minimums; /* [blocks, 16] f16; minimums NULL: d * offset */
-    float offset;
-};
-
-INLINE struct group_scales group_scales(enum quant_kind kind, enum dtype dtype, const uint8_t *group, int64_t blocks) {
-    struct group_scales s = {.scales = group + (size_t)blocks * quant_block_bytes(kind)};
-    s.offset = dtype == DTYPE_Q4_0 ? -8.0f : dtype == DTYPE_Q5_0 ? -16.0f : 0.0f;
-    if (dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1) s.minimums = s.scales + blocks * 32;
-    return s;
-}
-
 INLINE __m512 half_load(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
-INLINE __m512 scales_min(const struct group_scales *s, size_t at, __m512 d) {
-    return s->minimums ? half_load(s->minimums + at) : _mm512_mul_ps(d, _mm512_set1_ps(s->offset));
+/* What q = 0 stands for, in units of d, where a block has no minimums of its own. */
+INLINE float dtype_offset(enum dtype dtype) {
+    return dtype == DTYPE_Q4_0 ? -8.0f : dtype == DTYPE_Q5_0 ? -16.0f : 0.0f;
+}
+
+/* Minimums of a block: read after the scales, or d * offset. */
+INLINE __m512 block_min(enum quant_kind kind, const uint8_t *block, bool minimums, float offset, __m512 d) {
+    return minimums ? half_load(block + scales_at(kind) + 32) : _mm512_mul_ps(d, _mm512_set1_ps(offset));
 }
 
 INLINE __m512i word(const struct act_block *x, int v) {
@@ -85,25 +78,26 @@ static __attribute__((noinline)) void row_store(const struct linear_job *job, in
 
 /* `rows` <= 8 rows of x, known when compiled, against one group. */
 INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *job, int64_t group, int64_t row) {
-    const uint8_t *quants = job->segment->data + (size_t)group * job->segment->group_bytes;
-    const struct group_scales scales = group_scales(kind, job->segment->dtype, quants, job->blocks);
+    const uint8_t *block = job->segment->data + (size_t)group * job->segment->group_bytes;
+    const struct group_layout layout = job->layout;
+    const float offset = dtype_offset(job->segment->dtype);
     const struct act_block *x = job->q + row * job->blocks;
     __m512 acc[TILE_ROWS];
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < job->blocks; b++, x++, quants += quant_block_bytes(kind)) {
-        size_t at = (size_t)b * 32;
-        __m512 d = half_load(scales.scales + at), m = kind == QUANT_Q8 ? d : scales_min(&scales, at, d);
+    for (int64_t b = 0; b < job->blocks; b++, x++, block += layout.block_bytes) {
+        __m512 d = half_load(block + scales_at(kind));
+        __m512 m = kind == QUANT_Q8 ? d : block_min(kind, block, layout.minimums_at, offset, d);
         __m512i w[8];
-        block_unpack(kind, quants, w);
+        block_unpack(kind, block, w);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            const struct act_block *block = x + r * job->blocks;
-            __m512i sum = kind == QUANT_Q8 ? _mm512_set1_epi32(block->correction) : _mm512_setzero_si512();
+            const struct act_block *q = x + r * job->blocks;
+            __m512i sum = kind == QUANT_Q8 ? _mm512_set1_epi32(q->correction) : _mm512_setzero_si512();
 #pragma GCC unroll 8
-            for (int v = 0; v < 8; v++) sum = _mm512_dpbusd_epi32(sum, w[v], word(block, v));
-            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(block->d));
+            for (int v = 0; v < 8; v++) sum = _mm512_dpbusd_epi32(sum, w[v], word(q, v));
+            __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(q->d));
             acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc[r]);
-            if (kind != QUANT_Q8) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(block->s), acc[r]);
+            if (kind != QUANT_Q8) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(q->s), acc[r]);
         }
     }
     for (int r = 0; r < rows; r++) row_store(job, row + r, group * LANES, acc[r]);
@@ -112,8 +106,12 @@ INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *j
 INLINE void groups_int8(enum quant_kind kind, const struct linear_job *job, int64_t group_begin, int64_t group_end,
                         int64_t row_begin, int64_t row_end) {
     for (int64_t g = group_begin; g < group_end; g++) {
+        struct prefetch next = prefetch_group(job, g + 1, group_end, row_end - row_begin, 8);
         int64_t row = row_begin;
-        for (; row + 8 <= row_end; row += 8) tile_int8(kind, 8, job, g, row);
+        for (; row + 8 <= row_end; row += 8) {
+            prefetch_some(&next);
+            tile_int8(kind, 8, job, g, row);
+        }
         for (; row + 4 <= row_end; row += 4) tile_int8(kind, 4, job, g, row);
         for (; row + 2 <= row_end; row += 2) tile_int8(kind, 2, job, g, row);
         if (row < row_end) tile_int8(kind, 1, job, g, row);
@@ -137,14 +135,13 @@ static void linear_q8(const struct linear_job *job, int64_t group_begin, int64_t
 
 /* ---- f32 activations ---------------------------------------------------------------------------------------------- */
 
-INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *group, int64_t block,
+INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *block,
                            __m512 values[QUANT_BLOCK]) {
-    const struct group_scales scales = group_scales(kind, job->segment->dtype, group, job->blocks);
     const __m512i byte = _mm512_set1_epi32(255), zero = _mm512_set1_epi32(kind == QUANT_Q8 ? 128 : 0);
-    size_t at = (size_t)block * 32;
     __m512i w[8];
-    __m512 d = half_load(scales.scales + at), m = scales_min(&scales, at, d);
-    block_unpack(kind, group + (size_t)block * quant_block_bytes(kind), w);
+    __m512 d = half_load(block + scales_at(kind));
+    __m512 m = block_min(kind, block, job->layout.minimums_at, dtype_offset(job->segment->dtype), d);
+    block_unpack(kind, block, w);
     for (int v = 0; v < 8; v++) {
         for (int i = 0; i < 4; i++) {
             __m512i q = _mm512_and_si512(_mm512_srli_epi32(w[v], (unsigned)(8 * i)), byte);
@@ -157,6 +154,7 @@ INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, c
 static __attribute__((noinline)) void block_dequant(const struct linear_job *job, const uint8_t *group, int64_t block,
                                                     int64_t count, __m512 values[QUANT_BLOCK]) {
     const int64_t begin = block * QUANT_BLOCK * LANES;
+    const uint8_t *quants = group + (size_t)block * job->layout.block_bytes;
     switch (job->segment->dtype) {
     case DTYPE_F32:
         for (int64_t c = 0; c < count; c++) values[c] = _mm512_loadu_ps((const float *)group + begin + c * LANES);
@@ -170,10 +168,10 @@ static __attribute__((noinline)) void block_dequant(const struct linear_job *job
             values[c] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
         break;
-    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, group, block, values); break;
+    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, quants, values); break;
     case DTYPE_Q5_0:
-    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, group, block, values); break;
-    default: quants_dequant(QUANT_Q4, job, group, block, values); break;
+    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, quants, values); break;
+    default: quants_dequant(QUANT_Q4, job, quants, values); break;
     }
 }
 

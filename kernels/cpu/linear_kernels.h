@@ -24,6 +24,7 @@ struct act_block {
 /* One segment of a weight against all rows of x. */
 struct linear_job {
     const struct weight_segment *segment;
+    struct group_layout layout;
     int64_t cols, blocks;      /* blocks of 32 columns, the last one may be short for plain dtypes */
     const struct act_block *q; /* [rows, blocks], of the int8 kernels */
     const float *x;            /* [rows, cols] f32, stride x_stride, of the f32 kernels */
@@ -52,7 +53,7 @@ extern const struct linear_kernels linear_kernels_avx512;
 void quantize_avx2(const float *x, int64_t cols, struct act_block *out); /* both tables' quantize */
 #endif
 
-/* Stores what a group gave for one row of x: acc [group_rows] f32. The slow and general way, for a group that is not full. */
+/* Stores what a group gave for one row of x: acc [16] f32. The slow and general way, for a group that is not full. */
 static inline void linear_store_tail(const struct linear_job *job, int64_t row, int64_t first, int64_t lanes,
                                      const float *acc) {
     float *y = job->y + row * job->y_stride + first;
@@ -62,6 +63,29 @@ static inline void linear_store_tail(const struct linear_job *job, int64_t row, 
         if (job->accumulate) v += y[lane];
         y[lane] = v;
     }
+}
+
+/* While some rows are multiplied by one group, the next group is fetched piece by piece: asked for all at once it would
+ * fill the miss buffers (24 lines on Zen 3), and not at all it would come at the pace of the first row. */
+struct prefetch {
+    const uint8_t *at, *end;
+    size_t step;
+};
+
+static inline struct prefetch prefetch_group(const struct linear_job *job, int64_t group, int64_t group_end, int64_t rows,
+                                             int64_t rows_a_call) {
+    struct prefetch p = {0};
+    if (group >= group_end || rows < rows_a_call) return p;
+    size_t bytes = job->segment->group_bytes, calls = (size_t)(rows / rows_a_call);
+    p.at = job->segment->data + (size_t)group * bytes;
+    p.end = p.at + bytes;
+    p.step = (bytes / calls + 63) & ~(size_t)63;
+    return p;
+}
+
+static inline void prefetch_some(struct prefetch *p) {
+    const uint8_t *end = (size_t)(p->end - p->at) < p->step ? p->end : p->at + p->step;
+    for (; p->at < end; p->at += 64) __builtin_prefetch(p->at);
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/linear_kernels.h"
 
-enum { LANES = 8, ROWS_AT_ONCE = 8 };
+enum { LANES = GROUP_ROWS, ROWS_AT_ONCE = 8 };
 
 static void quantize_portable(const float *x, int64_t cols, struct act_block *out) {
     for (int64_t begin = 0; begin < cols; begin += QUANT_BLOCK, x += QUANT_BLOCK, out++) {
@@ -52,18 +52,18 @@ static void block_unpack(enum dtype dtype, const uint8_t *quants, int16_t *w) {
     }
 }
 
+static float half_at(const uint8_t *p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return f16_to_f32(half);
+}
+
 /* Scales and minimums of a block; those of q4_0 and q5_0 are the offset's. False where there are no minimums. */
-static bool block_scales(enum dtype dtype, struct group_layout layout, const uint8_t *group, int64_t block, float *d,
-                         float *m) {
+static bool block_scales(enum dtype dtype, const struct group_layout *layout, const uint8_t *block, float *d, float *m) {
     for (int64_t lane = 0; lane < LANES; lane++) {
-        uint16_t half;
-        size_t scale = (size_t)(block * LANES + lane) * 2;
-        memcpy(&half, group + layout.scales_offset + scale, 2);
-        d[lane] = f16_to_f32(half);
+        d[lane] = half_at(block + layout->scales_at + 2 * lane);
         m[lane] = dtype == DTYPE_Q4_0 ? -8 * d[lane] : dtype == DTYPE_Q5_0 ? -16 * d[lane] : 0;
-        if (dtype == DTYPE_Q8_0 || dtype == DTYPE_Q4_0 || dtype == DTYPE_Q5_0) continue;
-        memcpy(&half, group + layout.minimums_offset + scale, 2);
-        m[lane] = f16_to_f32(half);
+        if (layout->minimums_at) m[lane] = half_at(block + layout->minimums_at + 2 * lane);
     }
     return dtype != DTYPE_Q8_0;
 }
@@ -75,15 +75,16 @@ static int32_t dot32(const int16_t *w, const int16_t *x) {
 }
 
 /* Up to ROWS_AT_ONCE rows against one group; a block is unpacked once for all of them. */
-static void group_int8(const struct linear_job *job, struct group_layout layout, const uint8_t *group, int64_t row,
-                       int64_t rows, float (*acc)[LANES]) {
+static void group_int8(const struct linear_job *job, const uint8_t *group, int64_t row, int64_t rows,
+                       float (*acc)[LANES]) {
     enum dtype dtype = job->segment->dtype;
+    const struct group_layout layout = group_layout(dtype, job->cols);
     memset(acc, 0, (size_t)rows * sizeof *acc);
-    for (int64_t b = 0; b < job->blocks; b++) {
+    for (int64_t b = 0; b < job->blocks; b++, group += layout.block_bytes) {
         int16_t w[LANES * QUANT_BLOCK], x[QUANT_BLOCK];
         float d[LANES], m[LANES];
-        block_unpack(dtype, group + (size_t)b * layout.quant_block_bytes, w);
-        bool minimums = block_scales(dtype, layout, group, b, d, m);
+        block_unpack(dtype, group, w);
+        bool minimums = block_scales(dtype, &layout, group, d, m);
         for (int64_t r = 0; r < rows; r++) {
             const struct act_block *q = &job->q[(row + r) * job->blocks + b];
             for (int i = 0; i < QUANT_BLOCK; i++) x[i] = q->q[i];
@@ -101,7 +102,7 @@ static void group_f32(const struct linear_job *job, const uint8_t *group, int64_
     for (int64_t b = 0; b < job->blocks; b++) {
         float w[QUANT_BLOCK][LANES];
         int64_t left = job->cols - b * QUANT_BLOCK, count = left < QUANT_BLOCK ? left : QUANT_BLOCK;
-        group_block_dequant(job->segment->dtype, job->cols, LANES, group, b, (int32_t)count, w[0]);
+        group_block_dequant(job->segment->dtype, job->cols, false, group, b, (int32_t)count, w[0]);
         for (int64_t r = 0; r < rows; r++) {
             const float *x = job->x + (row + r) * job->x_stride + b * QUANT_BLOCK;
             for (int64_t c = 0; c < count; c++)
@@ -113,7 +114,6 @@ static void group_f32(const struct linear_job *job, const uint8_t *group, int64_
 static void linear_portable(const struct linear_job *job, bool int8, int64_t group_begin, int64_t group_end,
                             int64_t row_begin, int64_t row_end) {
     const struct weight_segment *segment = job->segment;
-    struct group_layout layout = group_layout(segment->dtype, job->cols, LANES);
     float acc[ROWS_AT_ONCE][LANES];
     for (int64_t g = group_begin; g < group_end; g++) {
         const uint8_t *group = segment->data + (size_t)g * segment->group_bytes;
@@ -121,7 +121,7 @@ static void linear_portable(const struct linear_job *job, bool int8, int64_t gro
         for (int64_t row = row_begin; row < row_end; row += ROWS_AT_ONCE) {
             int64_t rows = row_end - row < ROWS_AT_ONCE ? row_end - row : ROWS_AT_ONCE;
             if (int8)
-                group_int8(job, layout, group, row, rows, acc);
+                group_int8(job, group, row, rows, acc);
             else
                 group_f32(job, group, row, rows, acc);
             for (int64_t r = 0; r < rows; r++) linear_store_tail(job, row + r, first, lanes, acc[r]);

@@ -8,7 +8,7 @@ static bool dtype_multiplies(enum dtype dtype) { return dtype != DTYPE_I32 && dt
 
 /* Fills segments (room for part_count) from the parts: neighbours of one dtype share a segment, so that a group may hold
  * rows of two of them. data is the offset until the memory is there. False on overflow or an unsupported dtype. */
-static bool segments_plan(const struct weight_part *parts, int32_t part_count, int64_t cols, int32_t group_rows,
+static bool segments_plan(const struct weight_part *parts, int32_t part_count, int64_t cols,
                           struct weight_segment *segments, int32_t *segment_count, size_t *bytes) {
     int64_t row = 0;
     *segment_count = 0;
@@ -27,8 +27,8 @@ static bool segments_plan(const struct weight_part *parts, int32_t part_count, i
     for (int32_t s = 0; s < *segment_count; s++) {
         struct weight_segment *segment = &segments[s];
         size_t segment_bytes;
-        segment->groups = (segment->rows + group_rows - 1) / group_rows;
-        segment->group_bytes = group_layout(segment->dtype, cols, group_rows).bytes;
+        segment->groups = (segment->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+        segment->group_bytes = group_layout(segment->dtype, cols).group_bytes;
         if (!size_mul((size_t)segment->groups, segment->group_bytes, &segment_bytes)) return false;
         if (!size_add(*bytes, segment_bytes, bytes)) return false;
     }
@@ -39,7 +39,7 @@ bool cpu_weight_bytes(const struct backend *backend, const struct weight_part *p
                       size_t *bytes) {
     int32_t count;
     struct weight_segment *segments = mem_zalloc((size_t)part_count, sizeof *segments);
-    bool ok = segments_plan(parts, part_count, cols, isa_group_rows(backend->cpu->isa), segments, &count, bytes);
+    bool ok = segments_plan(parts, part_count, cols, segments, &count, bytes);
     mem_free(segments);
     return ok;
 }
@@ -60,11 +60,11 @@ static const uint8_t *source_row(const struct weight_part *parts, int64_t row, i
 
 static void pack_group(const struct pack_job *job, const struct weight_segment *segment, int64_t group) {
     const struct cpu_weight *weight = job->weight;
-    const uint8_t *rows[GROUP_ROWS_MAX];
-    int64_t begin = group * weight->group_rows, count = i64_min(segment->rows - begin, weight->group_rows);
+    const uint8_t *rows[GROUP_ROWS];
+    int64_t begin = group * GROUP_ROWS, count = i64_min(segment->rows - begin, GROUP_ROWS);
     for (int64_t i = 0; i < count; i++)
         rows[i] = source_row(job->parts, segment->row_begin + begin + i, weight->base.cols);
-    group_pack(segment->dtype, weight->base.cols, weight->group_rows, rows, (int32_t)count,
+    group_pack(segment->dtype, weight->base.cols, weight->biased, rows, (int32_t)count,
                segment->data + (size_t)group * segment->group_bytes);
 }
 
@@ -83,10 +83,9 @@ int cpu_weight_prepare(struct backend *backend, const struct weight_part *parts,
                        int64_t cols, unsigned flags, struct weight **out, struct err *err) {
     struct cpu_weight *weight =
         mem_zalloc(1, sizeof *weight + (size_t)part_count * sizeof(struct weight_segment));
-    weight->group_rows = isa_group_rows(backend->cpu->isa);
+    weight->biased = backend->cpu->isa == CPU_ISA_AVX512;
     weight->base = (struct weight){.rows = rows, .cols = cols, .flags = flags};
-    if (!segments_plan(parts, part_count, cols, weight->group_rows, weight->segments, &weight->segment_count,
-                       &weight->base.bytes)) {
+    if (!segments_plan(parts, part_count, cols, weight->segments, &weight->segment_count, &weight->base.bytes)) {
         mem_free(weight);
         return err_set(err, ERR_UNSUPPORTED, "the CPU backend multiplies f32, f16, bf16, q4_0, q4_1, q5_0, q5_1 and q8_0");
     }
@@ -105,9 +104,9 @@ int cpu_weight_prepare(struct backend *backend, const struct weight_part *parts,
         offset += (size_t)segment->groups * segment->group_bytes;
         groups += segment->groups;
     }
-    /* 32 groups of 4 KB: 128 KB a tile, some 50 us */
-    struct pack_job job = {.weight = weight, .parts = parts, .groups_per_tile = 32};
-    team_run(backend->cpu->team, pack_tile, &job, (groups + 31) / 32);
+    /* 16 groups of 6 to 10 KB: 130 KB a tile, some 50 us */
+    struct pack_job job = {.weight = weight, .parts = parts, .groups_per_tile = 16};
+    team_run(backend->cpu->team, pack_tile, &job, (groups + 15) / 16);
     *out = &weight->base;
     return 0;
 }

@@ -3,8 +3,6 @@
 #include "engine/base/check.h"
 #include "kernels/cpu/weight.h"
 
-int32_t isa_group_rows(enum cpu_isa isa) { return isa == CPU_ISA_AVX512 ? 16 : 8; }
-
 /* Exact for every half, subnormals, infinities and NaN included. */
 float f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023u, bits;
@@ -47,19 +45,20 @@ static const struct quant_format *quant_format(enum dtype dtype) {
     }
 }
 
-struct group_layout group_layout(enum dtype dtype, int64_t cols, int32_t group_rows) {
+struct group_layout group_layout(enum dtype dtype, int64_t cols) {
     const struct quant_format *format = quant_format(dtype);
     struct group_layout layout = {0};
-    size_t lanes = (size_t)group_rows, blocks = (size_t)cols / QUANT_BLOCK, bytes;
+    size_t bytes = (size_t)cols * GROUP_ROWS * (size_t)dtype_info(dtype)->block_bytes;
     if (format) {
-        layout.quant_block_bytes = (size_t)format->vectors * 4 * lanes;
-        layout.scales_offset = blocks * layout.quant_block_bytes;
-        layout.minimums_offset = layout.scales_offset + blocks * 2 * lanes;
-        bytes = layout.minimums_offset + (format->min_at >= 0 ? blocks * 2 * lanes : 0);
-    } else {
-        bytes = (size_t)cols * lanes * (size_t)dtype_info(dtype)->block_bytes;
+        layout.scales_at = (size_t)format->vectors * 4 * GROUP_ROWS;
+        layout.block_bytes = layout.scales_at + 2 * GROUP_ROWS;
+        if (format->min_at >= 0) {
+            layout.minimums_at = layout.block_bytes;
+            layout.block_bytes += 2 * GROUP_ROWS;
+        }
+        bytes = (size_t)cols / QUANT_BLOCK * layout.block_bytes;
     }
-    layout.bytes = (bytes + 63) & ~(size_t)63;
+    layout.group_bytes = (bytes + 63) & ~(size_t)63;
     return layout;
 }
 
@@ -71,56 +70,54 @@ static uint32_t fifth_bits(uint32_t high) {
     return out;
 }
 
-static void row_pack_quants(const struct quant_format *format, size_t block_bytes, struct group_layout layout,
-                            int64_t blocks, size_t lanes, size_t lane, const uint8_t *row, uint8_t *group) {
-    uint32_t flip = format->words == 8 && lanes == 16 ? 0x80808080u : 0;
-    for (int64_t b = 0; b < blocks; b++, row += block_bytes) {
-        uint8_t *quants = group + (size_t)b * layout.quant_block_bytes + 4 * lane;
-        size_t scale = ((size_t)b * lanes + lane) * 2;
+static void row_pack_quants(const struct quant_format *format, size_t source_bytes, struct group_layout layout,
+                            int64_t blocks, bool biased, size_t lane, const uint8_t *row, uint8_t *group) {
+    uint32_t flip = format->words == 8 && biased ? 0x80808080u : 0;
+    for (int64_t b = 0; b < blocks; b++, row += source_bytes, group += layout.block_bytes) {
+        uint8_t *quants = group + 4 * lane;
         uint32_t word;
-        memcpy(group + layout.scales_offset + scale, row, 2);
-        if (format->min_at >= 0) memcpy(group + layout.minimums_offset + scale, row + format->min_at, 2);
+        memcpy(group + layout.scales_at + 2 * lane, row, 2);
+        if (format->min_at >= 0) memcpy(group + layout.minimums_at + 2 * lane, row + format->min_at, 2);
         for (size_t v = 0; v < (size_t)format->words; v++) {
             memcpy(&word, row + format->quants_at + 4 * v, 4);
             word ^= flip;
-            memcpy(quants + v * 4 * lanes, &word, 4);
+            memcpy(quants + v * 4 * GROUP_ROWS, &word, 4);
         }
         if (format->high_at < 0) continue;
         memcpy(&word, row + format->high_at, 4);
         word = fifth_bits(word);
-        memcpy(quants + 4 * 4 * lanes, &word, 4);
+        memcpy(quants + 4 * 4 * GROUP_ROWS, &word, 4);
     }
 }
 
-static void row_pack_plain(size_t value_bytes, int64_t cols, size_t lanes, size_t lane, const uint8_t *row,
-                           uint8_t *group) {
+static void row_pack_plain(size_t value_bytes, int64_t cols, size_t lane, const uint8_t *row, uint8_t *group) {
     for (size_t c = 0; c < (size_t)cols; c++)
-        memcpy(group + (c * lanes + lane) * value_bytes, row + c * value_bytes, value_bytes);
+        memcpy(group + (c * GROUP_ROWS + lane) * value_bytes, row + c * value_bytes, value_bytes);
 }
 
-void group_pack(enum dtype dtype, int64_t cols, int32_t group_rows, const uint8_t *const *rows, int32_t count,
+void group_pack(enum dtype dtype, int64_t cols, bool biased, const uint8_t *const *rows, int32_t count,
                 uint8_t *group) {
     const struct quant_format *format = quant_format(dtype);
-    struct group_layout layout = group_layout(dtype, cols, group_rows);
-    size_t block_bytes = (size_t)dtype_info(dtype)->block_bytes;
-    CHECK(count >= 1 && count <= group_rows);
-    if (count < group_rows) memset(group, 0, layout.bytes);
+    struct group_layout layout = group_layout(dtype, cols);
+    size_t source_bytes = (size_t)dtype_info(dtype)->block_bytes;
+    CHECK(count >= 1 && count <= GROUP_ROWS);
+    if (count < GROUP_ROWS) memset(group, 0, layout.group_bytes);
     for (int32_t lane = 0; lane < count; lane++) {
         if (format)
-            row_pack_quants(format, block_bytes, layout, cols / QUANT_BLOCK, (size_t)group_rows, (size_t)lane,
-                            rows[lane], group);
+            row_pack_quants(format, source_bytes, layout, cols / QUANT_BLOCK, biased, (size_t)lane, rows[lane], group);
         else
-            row_pack_plain(block_bytes, cols, (size_t)group_rows, (size_t)lane, rows[lane], group);
+            row_pack_plain(source_bytes, cols, (size_t)lane, rows[lane], group);
     }
 }
 
 /* The quant of one column of a packed block. */
-static int32_t quant_at(const struct quant_format *format, size_t lanes, const uint8_t *quants, size_t lane,
+static int32_t quant_at(const struct quant_format *format, bool biased, const uint8_t *block, size_t lane,
                         size_t column) {
+    enum { VECTOR = 4 * GROUP_ROWS };
     size_t v = column / 4, i = 4 * lane + column % 4;
-    if (format->words == 8) return lanes == 16 ? quants[v * 4 * lanes + i] - 128 : (int8_t)quants[v * 4 * lanes + i];
-    int32_t q = v < 4 ? quants[v * 4 * lanes + i] & 15 : quants[(v - 4) * 4 * lanes + i] >> 4;
-    if (format->vectors == 5) q |= (quants[4 * 4 * lanes + i] >> v & 1) << 4;
+    if (format->words == 8) return biased ? block[v * VECTOR + i] - 128 : (int8_t)block[v * VECTOR + i];
+    int32_t q = v < 4 ? block[v * VECTOR + i] & 15 : block[(v - 4) * VECTOR + i] >> 4;
+    if (format->vectors == 5) q |= (block[4 * VECTOR + i] >> v & 1) << 4;
     return q;
 }
 
@@ -135,37 +132,33 @@ static float plain_at(enum dtype dtype, const uint8_t *group, size_t at) {
     return dtype == DTYPE_F16 ? f16_to_f32(half) : bf16_to_f32(half);
 }
 
-/* Lanes [lane_begin, lane_end) of a block, out[column][lane - lane_begin]. */
-static void lanes_dequant(enum dtype dtype, int64_t cols, int32_t group_rows, const uint8_t *group, int64_t block,
+static float half_at(const uint8_t *p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return f16_to_f32(half);
+}
+
+/* Lanes [lane_begin, lane_end) of a block: out[column][lane - lane_begin]. */
+static void lanes_dequant(enum dtype dtype, int64_t cols, bool biased, const uint8_t *group, int64_t block,
                           int32_t count, size_t lane_begin, size_t lane_end, float *out) {
     const struct quant_format *format = quant_format(dtype);
-    struct group_layout layout = group_layout(dtype, cols, group_rows);
-    size_t lanes = (size_t)group_rows, width = lane_end - lane_begin;
-    const uint8_t *quants = group + (size_t)block * layout.quant_block_bytes;
+    struct group_layout layout = group_layout(dtype, cols);
+    const uint8_t *quants = group + (size_t)block * layout.block_bytes;
     for (size_t lane = lane_begin; lane < lane_end; lane++) {
-        float d = 0, m = 0;
-        if (format) {
-            uint16_t half;
-            size_t scale = ((size_t)block * lanes + lane) * 2;
-            memcpy(&half, group + layout.scales_offset + scale, 2);
-            d = f16_to_f32(half);
-            if (format->min_at >= 0) {
-                memcpy(&half, group + layout.minimums_offset + scale, 2);
-                m = f16_to_f32(half);
-            }
-        }
+        float d = format ? half_at(quants + layout.scales_at + 2 * lane) : 0;
+        float m = layout.minimums_at ? half_at(quants + layout.minimums_at + 2 * lane) : 0;
         for (size_t c = 0; c < (size_t)count; c++) {
-            float *value = &out[c * width + lane - lane_begin];
+            float *value = &out[c * (lane_end - lane_begin) + lane - lane_begin];
             /* d * (q - offset) is exact in f32 (11 + 8 bits), so there is one rounding, with or without fma */
-            *value = format ? d * ((float)quant_at(format, lanes, quants, lane, c) - format->offset) + m
-                            : plain_at(dtype, group, ((size_t)block * QUANT_BLOCK + c) * lanes + lane);
+            *value = format ? d * ((float)quant_at(format, biased, quants, lane, c) - format->offset) + m
+                            : plain_at(dtype, group, ((size_t)block * QUANT_BLOCK + c) * GROUP_ROWS + lane);
         }
     }
 }
 
-void group_block_dequant(enum dtype dtype, int64_t cols, int32_t group_rows, const uint8_t *group, int64_t block,
+void group_block_dequant(enum dtype dtype, int64_t cols, bool biased, const uint8_t *group, int64_t block,
                          int32_t count, float *out) {
-    lanes_dequant(dtype, cols, group_rows, group, block, count, 0, (size_t)group_rows, out);
+    lanes_dequant(dtype, cols, biased, group, block, count, 0, GROUP_ROWS, out);
 }
 
 void cpu_weight_row_dequant(const struct weight *weight, int64_t row, float *out) {
@@ -174,11 +167,11 @@ void cpu_weight_row_dequant(const struct weight *weight, int64_t row, float *out
     CHECK(row >= 0 && row < weight->rows);
     while (row >= segment->row_begin + segment->rows) segment++;
     int64_t local = row - segment->row_begin;
-    const uint8_t *group = segment->data + (size_t)(local / w->group_rows) * segment->group_bytes;
-    size_t lane = (size_t)(local % w->group_rows);
+    const uint8_t *group = segment->data + (size_t)(local / GROUP_ROWS) * segment->group_bytes;
+    size_t lane = (size_t)(local % GROUP_ROWS);
     for (int64_t begin = 0; begin < weight->cols; begin += QUANT_BLOCK) {
         int32_t count = (int32_t)(weight->cols - begin < QUANT_BLOCK ? weight->cols - begin : QUANT_BLOCK);
-        lanes_dequant(segment->dtype, weight->cols, w->group_rows, group, begin / QUANT_BLOCK, count, lane, lane + 1,
+        lanes_dequant(segment->dtype, weight->cols, w->biased, group, begin / QUANT_BLOCK, count, lane, lane + 1,
                       out + begin);
     }
 }
