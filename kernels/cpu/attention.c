@@ -37,6 +37,7 @@ struct attention_work {
     struct attention_scratch scratch;
     const int32_t *pages; /* of the sequence */
     int32_t head_begin, heads, kv_head, rows;
+    int32_t key_end; /* of the item: keys from there on are not fetched */
     int32_t lo[ATTENTION_ROWS], hi[ATTENTION_ROWS]; /* what each row sees of the block or split at hand */
 };
 
@@ -151,8 +152,13 @@ static struct attention_run block_widen(const struct attention_work *work, int32
     return (struct attention_run){.data = work->scratch.block, .stride = launch->stride, .count = end - begin};
 }
 
+/* While keys are read the values of the same positions are fetched, and with the values the keys of the next block. */
 static struct attention_run next_run(const struct attention_work *work, int32_t begin, int32_t end, int32_t k_or_v) {
-    return rows_are_many(work) ? block_widen(work, begin, end, k_or_v) : page_run(work, begin, end, k_or_v);
+    if (rows_are_many(work)) return block_widen(work, begin, end, k_or_v);
+    struct attention_run run = page_run(work, begin, end, k_or_v);
+    int32_t next = k_or_v ? begin + ATTENTION_BLOCK : begin;
+    if (next < work->key_end) run.ahead = page_run(work, next, next + 1, !k_or_v).data;
+    return run;
 }
 
 /* Keys begin .. end - 1, all in the block that starts at `block`: scores, weights, weighted values. */
@@ -290,6 +296,8 @@ static void item_run(void *ctx, int64_t index, int32_t worker) {
     work.rows = work.tile->q_count * work.heads;
     work.pages = args->table.pages + (int64_t)args->shape.slots[work.tile->seq] * args->table.max_pages;
     const bool whole = work.tile->pair_begin < 0;
+    int32_t last = work.tile->position + work.tile->q_count;
+    work.key_end = item->split_end * ATTENTION_SPLIT < last ? item->split_end * ATTENTION_SPLIT : last;
     queries_load(&work);
     if (whole) sums_clear(&work.scratch.total, work.rows);
     for (int32_t split = item->split_begin; split < item->split_end; split++) {

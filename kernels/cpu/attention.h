@@ -17,9 +17,11 @@
  * the rows off each other's cache sets. */
 #define ATTENTION_SCORE_STRIDE (ATTENTION_BLOCK + 16)
 
-/* A run of keys or values: [count, head_dim] f32 or f16, `stride` elements from one to the next. */
+/* A run of keys or values: [count, head_dim] f32 or f16, `stride` elements from one to the next. With few rows a cache that
+ * is larger than the processor's comes at the speed of memory, so the kernels ask for what comes next while they work:
+ * `ahead` is laid out as `data` is, and is only prefetched. */
 struct attention_run {
-    const void *data;
+    const void *data, *ahead; /* ahead: NULL for none */
     int64_t stride;
     int32_t count;
     bool f16;

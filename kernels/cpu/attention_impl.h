@@ -19,6 +19,12 @@ TILE const void *run_row(const struct attention_run *run, int64_t i, bool f16) {
     return (const char *)run->data + i * run->stride * (f16 ? 2 : 4);
 }
 
+/* Asks for row i of what comes next; prefetching never faults, so rows past its end do no harm. */
+TILE void run_prefetch(const struct attention_run *run, int64_t i, int32_t head_dim, bool f16) {
+    const char *row = (const char *)run->ahead + i * run->stride * (f16 ? 2 : 4);
+    for (int32_t byte = 0; byte < head_dim * (f16 ? 2 : 4); byte += 64) __builtin_prefetch(row + byte);
+}
+
 /* Scores of `rows` rows with all keys of a run, four keys at a time. Past the last key it is taken again: the extra scores
  * lie outside the block or are written over by the next run. */
 TILE void scores_rows(const float *q, int64_t q_stride, int rows, int32_t head_dim, const struct attention_run *run,
@@ -26,6 +32,8 @@ TILE void scores_rows(const float *q, int64_t q_stride, int rows, int32_t head_d
     for (int32_t i = 0; i < run->count; i += KEYS) {
         const void *key[KEYS];
         for (int j = 0; j < KEYS; j++) key[j] = run_row(run, i + j < run->count ? i + j : run->count - 1, f16);
+        if (run->ahead)
+            for (int j = 0; j < KEYS; j++) run_prefetch(run, i + j, head_dim, f16);
         vf sum[SIMD_ROWS_MAX][KEYS];
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < KEYS; j++) sum[r][j] = vf_zero();
@@ -148,13 +156,15 @@ static void weights(float *s, int32_t rows, int32_t head_dim, int32_t key_begin,
 
 /* values[rows][columns vectors from d] += weights x run. */
 TILE void values_tile(const float *w, int rows, int columns, int64_t d, const struct attention_run *run, bool f16,
-                      const struct attention_sums *sums, int64_t row) {
+                      const struct attention_sums *sums, int64_t row, int32_t head_dim) {
+    const bool prefetch = run->ahead && d == 0 && row == 0; /* once */
     vf sum[SIMD_ROWS_MAX][2 * COLUMNS];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             sum[r][c] = vf_load(sums->values + (row + r) * sums->values_stride + d + c * SIMD_LANES);
     for (int32_t i = 0; i < run->count; i++) {
         const void *v = run_row(run, i, f16);
+        if (prefetch) run_prefetch(run, i, head_dim, f16);
         vf weight[SIMD_ROWS_MAX];
         for (int r = 0; r < rows; r++) weight[r] = vf_set1(w[(row + r) * ATTENTION_SCORE_STRIDE + i]);
         for (int c = 0; c < columns; c++) {
@@ -186,10 +196,10 @@ TILE void values_rows(const float *w, int rows, int32_t head_dim, const struct a
     const int wide = rows == 1 ? 2 * COLUMNS : COLUMNS;
     int64_t d = 0;
     for (; d + wide * SIMD_LANES <= head_dim; d += wide * SIMD_LANES)
-        values_tile(w, rows, wide, d, run, f16, sums, row);
+        values_tile(w, rows, wide, d, run, f16, sums, row, head_dim);
     for (; d + COLUMNS * SIMD_LANES <= head_dim; d += COLUMNS * SIMD_LANES)
-        values_tile(w, rows, COLUMNS, d, run, f16, sums, row);
-    for (; d + SIMD_LANES <= head_dim; d += SIMD_LANES) values_tile(w, rows, 1, d, run, f16, sums, row);
+        values_tile(w, rows, COLUMNS, d, run, f16, sums, row, head_dim);
+    for (; d + SIMD_LANES <= head_dim; d += SIMD_LANES) values_tile(w, rows, 1, d, run, f16, sums, row, head_dim);
     if (SIMD_LANES > 8 && d < head_dim) values_rest(w, rows, d, head_dim - d, run, f16, sums, row);
 }
 
