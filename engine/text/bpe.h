@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/base/buf.h"
 #include "engine/base/err.h"
 #include "engine/text/vocab.h"
 
@@ -39,16 +40,26 @@ static inline void sink_push(struct id_sink *sink, int32_t id) {
     sink->count++;
 }
 
-/* `merges` is how many will be added. The vocabulary is the caller's, complete, and outlives this. */
-void bpe_init(struct bpe *bpe, const struct vocab *vocab, size_t merges);
+/* Merges as a file lists them, lowest rank first, before they are looked up. */
+struct bpe_merge {
+    uint32_t at, left_bytes, right_bytes; /* left, then right, in bpe_merges.text */
+};
+
+struct bpe_merges {
+    struct buf text;
+    struct bpe_merge *list; /* [count] */
+    size_t count, room;
+};
+
+/* Adds one, given in byte-level letters. False when it is not, or half of it is empty. */
+bool bpe_merges_add(struct bpe_merges *merges, const char *left, size_t left_bytes, const char *right,
+                    size_t right_bytes);
+void bpe_merges_deinit(struct bpe_merges *merges);
+
+/* The vocabulary is the caller's, complete, and outlives this. ERR_INVALID when a merge joins or makes what is no token. A
+ * pair that stands twice keeps its lower rank. bpe_deinit in any case. */
+int bpe_init(struct bpe *bpe, const struct vocab *vocab, const struct bpe_merges *merges, struct err *err);
 void bpe_deinit(struct bpe *bpe);
-
-/* The merge of this rank joins two tokens given by their bytes. ERR_INVALID when one of them, or what they make, is no
- * token. A pair that was given before keeps its lower rank. */
-int bpe_add(struct bpe *bpe, uint32_t rank, const char *left, size_t left_bytes, const char *right, size_t right_bytes,
-            struct err *err);
-
-void bpe_finish(struct bpe *bpe); /* after the last merge */
 
 void bpe_encode(const struct bpe *bpe, const char *piece, size_t bytes, struct id_sink *sink);
 

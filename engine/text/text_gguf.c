@@ -68,39 +68,31 @@ static int load_tokens(struct text *text, const struct gguf *gguf, struct err *e
     added_init(&text->raw);
     for (uint64_t i = 0; code == 0 && gguf_next_str(&tokens, &token, &bytes); i++)
         code = add_token(text, token, bytes, token_type(&types, i), err);
-    vocab_index_added(&text->vocab);
+    vocab_index(&text->vocab);
     return code;
 }
 
 /* Merges are "left right" in letters, which hold no space. */
-static int add_merge(struct text *text, uint32_t rank, const char *merge, size_t bytes, struct buf *scratch,
-                     struct err *err) {
-    const char *space = bytes > 0 ? memchr(merge + 1, ' ', bytes - 1) : NULL;
-    buf_clear(scratch);
-    size_t left = space != NULL ? (size_t)(space - merge) : 0, left_bytes = 0;
-    bool letters = space != NULL && vocab_letters_to_bytes(merge, left, scratch);
-    if (letters) {
-        left_bytes = scratch->bytes;
-        letters = vocab_letters_to_bytes(space + 1, bytes - left - 1, scratch);
+static int read_merges(const struct gguf *gguf, struct bpe_merges *merges, struct err *err) {
+    struct gguf_array array;
+    const char *merge;
+    size_t bytes;
+    int code = gguf_read_array(gguf, KEY("merges"), GGUF_STRING, VOCAB_MAX, &array, err);
+    if (code != 0) return code;
+    while (gguf_next_str(&array, &merge, &bytes)) {
+        const char *space = bytes > 0 ? memchr(merge, ' ', bytes) : NULL;
+        size_t left = space != NULL ? (size_t)(space - merge) : 0;
+        if (left == 0 || !bpe_merges_add(merges, merge, left, space + 1, bytes - left - 1))
+            return err_set_field(err, ERR_INVALID, KEY("merges"), KEY("merges") ": merge %zu is no pair", merges->count);
     }
-    if (!letters) return err_set_field(err, ERR_INVALID, KEY("merges"), KEY("merges") ": merge %u is no pair", rank);
-    int code = bpe_add(&text->bpe, rank, scratch->data, left_bytes, scratch->data + left_bytes,
-                       scratch->bytes - left_bytes, err);
-    return code == 0 ? 0 : err_prefix(err, KEY("merges"));
+    return 0;
 }
 
 static int load_merges(struct text *text, const struct gguf *gguf, struct err *err) {
-    struct gguf_array merges;
-    struct buf scratch = {0};
-    const char *merge;
-    size_t bytes;
-    int code = gguf_read_array(gguf, KEY("merges"), GGUF_STRING, VOCAB_MAX, &merges, err);
-    if (code != 0) return code;
-    bpe_init(&text->bpe, &text->vocab, (size_t)merges.count);
-    for (uint32_t rank = 0; code == 0 && gguf_next_str(&merges, &merge, &bytes); rank++)
-        code = add_merge(text, rank, merge, bytes, &scratch, err);
-    if (code == 0) bpe_finish(&text->bpe);
-    buf_deinit(&scratch);
+    struct bpe_merges merges = {0};
+    int code = read_merges(gguf, &merges, err);
+    if (code == 0 && (code = bpe_init(&text->bpe, &text->vocab, &merges, err)) != 0) err_prefix(err, KEY("merges"));
+    bpe_merges_deinit(&merges);
     return code;
 }
 

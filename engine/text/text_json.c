@@ -91,31 +91,24 @@ static int load_vocab(struct text *text, const struct json_file *file, struct er
         else if (source->entry == NULL) vocab_add(&text->vocab, "", 0, VOCAB_HOLE);
         else vocab_add_letters(&text->vocab, file->text.data + source->entry->at, source->entry->bytes, 0);
     }
-    vocab_index_added(&text->vocab);
+    vocab_index(&text->vocab);
     mem_free(sources);
     return code;
 }
 
 static int load_merges(struct text *text, const struct json_file *file, struct err *err) {
-    struct buf scratch = {0};
+    struct bpe_merges merges = {0};
     int code = 0;
-    bpe_init(&text->bpe, &text->vocab, file->merge_count);
-    text->bpe.ignore_merges = file->ignore_merges;
     for (size_t i = 0; i < file->merge_count && code == 0; i++) {
         const struct json_merge *merge = &file->merges[i];
         const char *left = file->text.data + merge->at;
-        buf_clear(&scratch);
-        bool letters = vocab_letters_to_bytes(left, merge->left_bytes, &scratch);
-        size_t left_bytes = scratch.bytes;
-        letters = letters && vocab_letters_to_bytes(left + merge->left_bytes, merge->right_bytes, &scratch);
-        if (!letters) code = err_set(err, ERR_INVALID, "merge %zu is not written in byte-level letters", i);
-        else
-            code = bpe_add(&text->bpe, (uint32_t)i, scratch.data, left_bytes, scratch.data + left_bytes,
-                           scratch.bytes - left_bytes, err);
+        if (!bpe_merges_add(&merges, left, merge->left_bytes, left + merge->left_bytes, merge->right_bytes))
+            code = err_set(err, ERR_INVALID, "model.merges: merge %zu is no pair of byte-level tokens", i);
     }
-    if (code == 0) bpe_finish(&text->bpe);
-    buf_deinit(&scratch);
-    return code == 0 ? 0 : err_prefix(err, "model.merges");
+    if (code == 0 && (code = bpe_init(&text->bpe, &text->vocab, &merges, err)) != 0) err_prefix(err, "model.merges");
+    text->bpe.ignore_merges = file->ignore_merges;
+    bpe_merges_deinit(&merges);
+    return code;
 }
 
 /* A byte without a token is dropped, as Hugging Face does without an unknown token; with one we would have to give it. */

@@ -28,77 +28,98 @@ void vocab_deinit(struct vocab *vocab) {
     *vocab = (struct vocab){0};
 }
 
-/* Multiply and fold, eight bytes at a time; only our own vocabulary is stored under it, so it need not resist choice. */
-static uint64_t hash_token(const char *bytes, size_t count) {
-    uint64_t hash = count * 0x9e3779b97f4a7c15u, word;
-    for (; count > 8; count -= 8, bytes += 8) {
-        memcpy(&word, bytes, 8);
-        hash = (hash ^ word) * 0xd6e8feb86659fd93u;
-        hash ^= hash >> 32;
-    }
-    word = 0;
-    if (count >= 4) {
+/* The first 8 bytes of a token, zeros behind a shorter one; by two loads that overlap. */
+static inline uint64_t head_of(const char *bytes, size_t count) {
+    uint64_t head = 0;
+    if (count >= 8) {
+        memcpy(&head, bytes, 8);
+    } else if (count >= 4) {
         uint32_t low, high;
         memcpy(&low, bytes, 4);
         memcpy(&high, bytes + count - 4, 4);
-        word = (uint64_t)high << 32 | low;
-    } else if (count > 0) {
-        word = (uint64_t)(unsigned char)bytes[0] | (uint64_t)(unsigned char)bytes[count / 2] << 8 |
-               (uint64_t)(unsigned char)bytes[count - 1] << 16;
+        head = (uint64_t)high << 8 * (count - 4) | low;
+    } else {
+        for (size_t i = count; i-- > 0;) head = head << 8 | (unsigned char)bytes[i];
     }
-    hash = (hash ^ word) * 0xd6e8feb86659fd93u;
+    return head;
+}
+
+/* Multiply and fold, eight bytes at a time; only our own vocabulary is stored under it, so it need not resist choice. */
+static inline uint64_t hash_token(uint64_t head, const char *bytes, size_t count) {
+    uint64_t hash = (head ^ count * 0x9e3779b97f4a7c15u) * 0xd6e8feb86659fd93u;
+    for (size_t at = 8; at < count; at += 8) {
+        hash ^= hash >> 32;
+        hash = (hash ^ head_of(bytes + at, count - at)) * 0xd6e8feb86659fd93u;
+    }
     hash ^= hash >> 29;
     hash *= 0x9e3779b97f4a7c15u;
     return hash ^ hash >> 32;
 }
 
-int32_t vocab_find(const struct vocab *vocab, const char *bytes, size_t count) {
-    uint64_t hash = hash_token(bytes, count);
-    uint32_t tag = (uint32_t)(hash >> 32);
+/* The slot that has the token, or the free one where it would be. */
+static inline struct vocab_slot *slot_of(const struct vocab *vocab, const char *bytes, size_t count, uint32_t *tag) {
+    uint64_t head = head_of(bytes, count), hash = hash_token(head, bytes, count);
+    *tag = ((uint32_t)(hash >> 32) & ~0xffu) | (count < 255 ? (uint32_t)count : 255);
     for (uint32_t at = (uint32_t)hash & vocab->mask;; at = (at + 1) & vocab->mask) {
-        struct vocab_slot slot = vocab->slots[at];
-        if (slot.id < 0) return -1;
-        if (slot.tag != tag) continue;
-        const uint32_t *offsets = vocab->offsets + slot.id;
-        if (offsets[1] - offsets[0] == count && memcmp(vocab->text.data + offsets[0], bytes, count) == 0) return slot.id;
+        struct vocab_slot *slot = &vocab->slots[at];
+        if (slot->id < 0) return slot;
+        if (slot->tag != *tag || slot->head != head) continue;
+        if (count <= 8) return slot;
+        const uint32_t *offsets = vocab->offsets + slot->id;
+        if (offsets[1] - offsets[0] == count && memcmp(vocab->text.data + offsets[0], bytes, count) == 0) return slot;
     }
+}
+
+int32_t vocab_find(const struct vocab *vocab, const char *bytes, size_t count) {
+    uint32_t tag;
+    return slot_of(vocab, bytes, count, &tag)->id;
 }
 
 static void insert(struct vocab *vocab, int32_t id) {
     size_t count;
+    uint32_t tag;
     const char *bytes = vocab_token(vocab, id, &count);
-    if (count == 0 || vocab_find(vocab, bytes, count) >= 0) return;
-    uint64_t hash = hash_token(bytes, count);
-    uint32_t at = (uint32_t)hash & vocab->mask;
-    while (vocab->slots[at].id >= 0) at = (at + 1) & vocab->mask;
-    vocab->slots[at] = (struct vocab_slot){.tag = (uint32_t)(hash >> 32), .id = id};
+    struct vocab_slot *slot = slot_of(vocab, bytes, count, &tag);
+    if (count == 0 || slot->id >= 0) return;
+    *slot = (struct vocab_slot){.head = head_of(bytes, count), .tag = tag, .id = id};
+}
+
+void vocab_prefetch(const struct vocab *vocab, const char *bytes, size_t count) {
+    __builtin_prefetch(&vocab->slots[(uint32_t)hash_token(head_of(bytes, count), bytes, count) & vocab->mask], 1);
+}
+
+/* The table does not fit a core's cache while it is filled, so the slots are asked for a few tokens ahead. */
+void vocab_index(struct vocab *vocab) {
+    const uint8_t never = VOCAB_SPECIAL | VOCAB_HOLE | VOCAB_TEXT;
+    for (int32_t id = 0; id < vocab->count; id++) {
+        size_t count;
+        const char *ahead = vocab_token(vocab, id + 12, &count);
+        vocab_prefetch(vocab, ahead, count);
+        if ((vocab->flags[id] & (never | VOCAB_ADDED)) == 0) insert(vocab, id);
+    }
+    for (int32_t id = 0; id < vocab->count; id++)
+        if ((vocab->flags[id] & (never | VOCAB_ADDED)) == VOCAB_ADDED) insert(vocab, id);
 }
 
 /* Closes the token whose bytes lie at the end of text. */
-static void finish(struct vocab *vocab, uint8_t flags, bool by_bytes) {
+static void finish(struct vocab *vocab, uint8_t flags) {
     CHECK(vocab->count < vocab->capacity && vocab->text.bytes <= UINT32_MAX);
     int32_t id = vocab->count++;
     vocab->flags[id] = flags;
     vocab->offsets[id + 1] = (uint32_t)vocab->text.bytes;
     int32_t bytes = (int32_t)(vocab->offsets[id + 1] - vocab->offsets[id]);
     if (bytes > vocab->token_bytes_max) vocab->token_bytes_max = bytes;
-    if (by_bytes) insert(vocab, id);
 }
 
 void vocab_add(struct vocab *vocab, const char *bytes, size_t count, uint8_t flags) {
     buf_append(&vocab->text, bytes, count);
-    finish(vocab, flags, (flags & (VOCAB_ADDED | VOCAB_HOLE)) == 0);
+    finish(vocab, flags);
 }
 
 void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, uint8_t flags) {
-    bool by_bytes = vocab_letters_to_bytes(letters, bytes, &vocab->text);
-    if (!by_bytes) buf_append(&vocab->text, letters, bytes);
-    finish(vocab, flags, by_bytes && (flags & (VOCAB_ADDED | VOCAB_HOLE)) == 0);
-}
-
-void vocab_index_added(struct vocab *vocab) {
-    for (int32_t id = 0; id < vocab->count; id++)
-        if ((vocab->flags[id] & (VOCAB_ADDED | VOCAB_SPECIAL)) == VOCAB_ADDED) insert(vocab, id);
+    bool decoded = vocab_letters_to_bytes(letters, bytes, &vocab->text);
+    if (!decoded) buf_append(&vocab->text, letters, bytes);
+    finish(vocab, decoded ? flags : flags | VOCAB_TEXT);
 }
 
 /* GPT-2's table: 33-126, 161-172 and 174-255 stand for themselves; the other 68 bytes are U+0100 upwards in order, so the
@@ -115,7 +136,11 @@ bool vocab_letters_to_bytes(const char *letters, size_t bytes, struct buf *out) 
     unsigned char *to = (unsigned char *)buf_grow(out, bytes), *start = to;
     for (size_t at = 0; at < bytes;) {
         uint32_t letter = p[at];
-        int step = letter < 0x80 ? 1 : utf8_step(p + at, bytes - at, &letter);
+        if (letter - 33 < 94) {
+            *to++ = p[at++];
+            continue;
+        }
+        int step = utf8_step(p + at, bytes - at, &letter);
         int byte = step > 0 ? letter_to_byte(letter) : -1;
         if (byte < 0) return *start = '\0', false;
         *to++ = (unsigned char)byte;
