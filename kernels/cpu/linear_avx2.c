@@ -195,6 +195,7 @@ INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *j
     __m256 acc[HALVES][4];
     for (int h = 0; h < HALVES; h++)
         for (int r = 0; r < rows; r++) acc[h][r] = _mm256_setzero_ps();
+    prefetch_results(rows, job, group, row);
     for (int64_t b = 0; b < job->blocks; b++, x++, block += layout.block_bytes) {
         __m256i sum[HALVES][4];
         block_dot(kind, rows, block, x, job->blocks, sum);

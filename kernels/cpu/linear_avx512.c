@@ -84,6 +84,7 @@ INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *j
     const struct act_block *x = job->q + row * job->blocks;
     __m512 acc[TILE_ROWS];
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
+    prefetch_results(rows, job, group, row);
     for (int64_t b = 0; b < job->blocks; b++, x++, block += layout.block_bytes) {
         __m512 d = half_load(block + scales_at(kind));
         __m512 m = kind == QUANT_Q8 ? d : block_min(kind, block, layout.minimums_at, offset, d);

@@ -88,4 +88,10 @@ static inline void prefetch_some(struct prefetch *p) {
     for (; p->at < end; p->at += 64) __builtin_prefetch(p->at);
 }
 
+/* The lines of y that a tile will write. Rows of y are often a multiple of 4 KB apart, which is one set of the caches for
+ * all of them: without this every store waits for its line (67 Gmac/s and not 90 with rows 12 KB apart, Zen 3). */
+static inline void prefetch_results(int rows, const struct linear_job *job, int64_t group, int64_t row) {
+    for (int r = 0; r < rows; r++) __builtin_prefetch(job->y + (row + r) * job->y_stride + group * GROUP_ROWS, 1);
+}
+
 #endif
