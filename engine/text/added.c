@@ -8,7 +8,9 @@
 #include "engine/text/unicode.h"
 #include "engine/text/utf8.h"
 
-void added_init(struct added_set *set) { *set = (struct added_set){0}; }
+void added_init(struct added_set *set) {
+    *set = (struct added_set){0};
+}
 
 void added_deinit(struct added_set *set) {
     buf_deinit(&set->text);
@@ -54,8 +56,10 @@ static void narrow(const struct added_set *set, size_t depth, unsigned char byte
             int32_t middle = from + (to - from) / 2;
             const struct added_token *token = &set->tokens[middle];
             int value = depth < token->bytes ? (unsigned char)set->text.data[token->text + depth] : -1;
-            if (value < (int)byte + side) from = middle + 1;
-            else to = middle;
+            if (value < (int)byte + side)
+                from = middle + 1;
+            else
+                to = middle;
         }
         bound[side] = from;
     }
@@ -68,8 +72,8 @@ static bool touches_untrusted(struct added_search *search, size_t start, size_t 
     return search->span_at < search->untrusted_count && search->untrusted[search->span_at].start < end;
 }
 
-/* The longest token at `at` that touches nothing untrusted where it may not. *longest is the length of the longest of all:
- * when special tokens are not parsed and that is one, nothing stands here. */
+/* The longest token at `at` that touches nothing untrusted where it may not. *longest is the length of the longest of
+ * all: when special tokens are not parsed and that is one, nothing stands here. */
 static const struct added_token *longest_at(struct added_search *search, size_t at, size_t *longest) {
     const struct added_set *set = search->set;
     unsigned char byte = (unsigned char)search->text[at];
@@ -80,9 +84,12 @@ static const struct added_token *longest_at(struct added_search *search, size_t 
         const struct added_token *token = &set->tokens[low]; /* the shortest of the range comes first */
         if (token->bytes == depth) {
             *longest = depth;
-            if (!token->special) best = token;
-            else if (!search->parse_special) best = NULL;
-            else if (!touches_untrusted(search, at, at + depth)) best = token;
+            if (!token->special)
+                best = token;
+            else if (!search->parse_special)
+                best = NULL;
+            else if (!touches_untrusted(search, at, at + depth))
+                best = token;
         }
         if (at + depth == search->bytes) break;
         narrow(set, depth, (unsigned char)search->text[at + depth], &low, &high);
@@ -145,7 +152,8 @@ int32_t added_next(struct added_search *search, size_t *start, size_t *end) {
         search->at += token->bytes;
         *start = at;
         *end = search->at;
-        if (token->single_word && (word_before(search->text, at) || word_after(search->text, *end, search->bytes))) continue;
+        if (token->single_word && (word_before(search->text, at) || word_after(search->text, *end, search->bytes)))
+            continue;
         if (token->lstrip) *start = strip_left(search->text, at, search->given < at ? search->given : at);
         if (token->rstrip) *end = strip_right(search->text, *end, search->bytes);
         search->given = *end;

@@ -1,5 +1,5 @@
-/* added.h: tokens that are matched as whole text before anything else: control tokens (`special`) and those that somebody
- * added to a vocabulary. Filled, sorted once, then immutable and used by any thread. Knows no merges. */
+/* added.h: tokens that are matched as whole text before anything else: control tokens (`special`) and those that
+ * somebody added to a vocabulary. Filled, sorted once, then immutable and used by any thread. Knows no merges. */
 #ifndef QUIRE_TEXT_ADDED_H
 #define QUIRE_TEXT_ADDED_H
 
@@ -48,9 +48,9 @@ struct added_search {
     size_t given;   /* text up to here belongs to what was found before */
 };
 
-/* The next token: its id, and in [*start, *end) its text with the white space it takes along; -1: no more. Leftmost first,
- * the longest of those, as Hugging Face finds them. *start may be below search->given by white space that two tokens
- * claim; the first has it. */
+/* The next token: its id, and in [*start, *end) its text with the white space it takes along; -1: no more. Leftmost
+ * first, the longest of those, as Hugging Face finds them. *start may be below search->given by white space that two
+ * tokens claim; the first has it. */
 int32_t added_next(struct added_search *search, size_t *start, size_t *end);
 
 #endif

@@ -33,7 +33,7 @@ void bpe_merges_deinit(struct bpe_merges *merges) {
     *merges = (struct bpe_merges){0};
 }
 
-/* Adding a merge misses the cache at every step, so they are added a few at a time and each asks for the next's memory. */
+/* Adding a merge misses the cache at every step, so a few are added at a time and ask for their memory ahead. */
 #define BATCH 16
 
 struct batch {
@@ -42,8 +42,8 @@ struct batch {
     uint8_t *joined; /* [vocab] 1: a merge so far joins this token */
 };
 
-static int resolve(struct bpe *bpe, struct batch *batch, const char *text, struct bpe_merge merge, struct bpe_pair *pair,
-                   struct err *err) {
+static int resolve(struct bpe *bpe, struct batch *batch, const char *text, struct bpe_merge merge,
+                   struct bpe_pair *pair, struct err *err) {
     size_t bytes = merge.left_bytes + merge.right_bytes, next_bytes;
     const char *next = vocab_token(bpe->vocab, batch->next_id, &next_bytes);
     bool is_next = next_bytes == bytes && memcmp(next, text, bytes) == 0 &&

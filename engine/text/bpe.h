@@ -1,6 +1,7 @@
-/* bpe.h: byte pair encoding of one piece of text: the pair of lowest rank first, the leftmost of equals. The merge table is
- * filled once; afterwards any thread encodes at once. Short pieces use no heap; long ones take O(n log n) whatever they
- * are, and O(n) with merges in the order of training. Knows no pieces, no special tokens and no file format. */
+/* bpe.h: byte pair encoding of one piece of text: the pair of lowest rank first, the leftmost of equals. The merge
+ * table is filled once; afterwards any thread encodes at once. Short pieces use no heap; long ones take O(n log n)
+ * whatever they are, and O(n) with merges in the order of training. Knows no pieces, no special tokens and no file
+ * format. */
 #ifndef QUIRE_TEXT_BPE_H
 #define QUIRE_TEXT_BPE_H
 
@@ -23,8 +24,8 @@ struct bpe {
     int32_t byte_ids[256];  /* the token of a single byte; -1: none, the byte is dropped */
     struct bpe_pair *pairs; /* [mask + 1] */
     uint32_t mask;
-    uint32_t ranks; /* one more than the highest */
-    bool rising;    /* every merge comes after all that make its two tokens, as training leaves them */
+    uint32_t ranks;     /* one more than the highest */
+    bool rising;        /* every merge comes after all that make its two tokens, as training leaves them */
     uint8_t *whole;     /* [vocab] 0: not known yet, 1: merges make the token of its own bytes, 2: they do not */
     bool ignore_merges; /* a piece that is a token is that token */
 };
@@ -56,8 +57,8 @@ bool bpe_merges_add(struct bpe_merges *merges, const char *left, size_t left_byt
                     size_t right_bytes);
 void bpe_merges_deinit(struct bpe_merges *merges);
 
-/* The vocabulary is the caller's, complete, and outlives this. ERR_INVALID when a merge joins or makes what is no token. A
- * pair that stands twice keeps its lower rank. bpe_deinit in any case. */
+/* The vocabulary is the caller's, complete, and outlives this. ERR_INVALID when a merge joins or makes what is no
+ * token. A pair that stands twice keeps its lower rank. bpe_deinit in any case. */
 int bpe_init(struct bpe *bpe, const struct vocab *vocab, const struct bpe_merges *merges, struct err *err);
 void bpe_deinit(struct bpe *bpe);
 

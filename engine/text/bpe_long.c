@@ -1,6 +1,6 @@
-/* bpe_long.c: merging pieces of any length. A piece is a list of symbols. Which pair is next comes from a heap, or, for very
- * long pieces and merges in the order of training, from one list of positions for each rank: then no merge makes a pair of
- * a lower rank than its own, so the ranks are gone through once, from the lowest up. */
+/* bpe_long.c: merging pieces of any length. A piece is a list of symbols. Which pair is next comes from a heap, or, for
+ * very long pieces and merges in the order of training, from one list of positions for each rank: then no merge makes a
+ * pair of a lower rank than its own, so the ranks are gone through once, from the lowest up. */
 #include <string.h>
 
 #include "engine/base/mem.h"
@@ -21,8 +21,8 @@ struct merge_state {
     const struct bpe *bpe;
     struct symbol *symbols; /* [count] */
     uint32_t count;
-    /* The heap: [heap_count] rank << 32 | position. Each merge puts two and takes one, so 2 * count is enough. A pair that
-     * changed since it was put there is known by its rank and dropped when it comes up. */
+    /* The heap: [heap_count] rank << 32 | position. Each merge puts two and takes one, so 2 * count is enough. A pair
+     * that changed since it was put there is known by its rank and dropped when it comes up. */
     uint64_t *heap;
     size_t heap_count;
     /* The lists: the first position of each rank, and at each position its neighbours in the list of its rank. */
@@ -62,7 +62,7 @@ static void symbols_join(struct merge_state *state, uint32_t at, int32_t id) {
     if (symbol->next != NO_SYMBOL) state->symbols[symbol->next].prev = at;
 }
 
-/* ---- the heap ----------------------------------------------------------------------------------------------------- */
+/* ---- the heap -------------------------------------------------------------- */
 
 static void heap_down(uint64_t *heap, size_t count, size_t at) {
     uint64_t value = heap[at];
@@ -111,7 +111,7 @@ static void merge_by_heap(struct merge_state *state) {
     mem_free(state->heap);
 }
 
-/* ---- the lists ---------------------------------------------------------------------------------------------------- */
+/* ---- the lists ------------------------------------------------------------- */
 
 static void list_add(struct merge_state *state, uint32_t at) {
     if (!symbol_rank(state, at)) return;
@@ -125,8 +125,10 @@ static void list_remove(struct merge_state *state, uint32_t at) {
     uint32_t rank = state->symbols[at].rank;
     if (rank == BPE_NO_RANK) return;
     struct link link = state->links[at];
-    if (link.before == NO_SYMBOL) state->heads[rank] = link.after;
-    else state->links[link.before].after = link.after;
+    if (link.before == NO_SYMBOL)
+        state->heads[rank] = link.after;
+    else
+        state->links[link.before].after = link.after;
     if (link.after != NO_SYMBOL) state->links[link.after].before = link.before;
 }
 
@@ -140,7 +142,7 @@ static void list_merge(struct merge_state *state, uint32_t at, int32_t id) {
     if (symbol->prev != NO_SYMBOL) list_add(state, symbol->prev);
 }
 
-/* All pairs of one rank. They overlap only when a token merges with itself: then a run of it is merged from its left. */
+/* All pairs of one rank. They overlap only when a token merges with itself: then a run of it merges from its left. */
 static void merge_rank(struct merge_state *state, uint32_t rank) {
     const struct symbol *symbols = state->symbols;
     uint32_t at = state->heads[rank];
@@ -171,8 +173,10 @@ static void merge_by_lists(struct merge_state *state) {
 void bpe_merge_long(const struct bpe *bpe, const char *piece, size_t bytes, struct id_sink *sink) {
     struct merge_state state = {.bpe = bpe};
     symbols_fill(&state, piece, bytes);
-    if (bpe->rising && state.count >= LISTS_SYMBOLS) merge_by_lists(&state);
-    else if (state.count > 1) merge_by_heap(&state);
+    if (bpe->rising && state.count >= LISTS_SYMBOLS)
+        merge_by_lists(&state);
+    else if (state.count > 1)
+        merge_by_heap(&state);
     for (uint32_t at = state.count > 0 ? 0 : NO_SYMBOL; at != NO_SYMBOL; at = state.symbols[at].next)
         sink_push(sink, state.symbols[at].id);
     mem_free(state.symbols);

@@ -1,6 +1,6 @@
-/* chat.c: messages to a prompt, by the model's own template. What the template writes may become control tokens, what came
- * out of the messages may not; the names of the roles count as the template's words, since some templates build a control
- * token around them. */
+/* chat.c: messages to a prompt, by the model's own template. What the template writes may become control tokens, what
+ * came out of the messages may not; the names of the roles count as the template's words, since some templates build a
+ * control token around them. */
 #include <cjson/cJSON.h>
 #include <string.h>
 
@@ -40,8 +40,8 @@ static int bind_vars(const struct text *text, const struct chat_input *input, st
     size_t kwargs = 0;
     cJSON_ArrayForEach(item, input->kwargs) {
         if (kwargs++ == KWARGS_MAX)
-            return err_set_field(err, ERR_INVALID, "chat_template_kwargs", "more than %d variables for the chat template",
-                                 KWARGS_MAX);
+            return err_set_field(err, ERR_INVALID, "chat_template_kwargs",
+                                 "more than %d variables for the chat template", KWARGS_MAX);
         vars[used++] = (struct jinja_var){.name = item->string, .kind = JINJA_VAR_TREE, .tree = item};
     }
     const struct jinja_var fixed[FIXED_VARS] = {
@@ -61,9 +61,9 @@ static const char *final_text(const struct cJSON *messages) {
     const struct cJSON *part;
     const char *found = cJSON_IsString(content) ? content->valuestring : NULL;
     if (cJSON_IsArray(content)) cJSON_ArrayForEach(part, content) {
-        const struct cJSON *text = json_get(part, "text");
-        if (cJSON_IsString(text)) found = text->valuestring;
-    }
+            const struct cJSON *text = json_get(part, "text");
+            if (cJSON_IsString(text)) found = text->valuestring;
+        }
     return found;
 }
 
@@ -112,11 +112,10 @@ static int leave_open(const struct chat_input *input, size_t start, struct buf *
     return 0;
 }
 
-static int render(const struct text *text, const struct chat_input *input, struct buf *out, struct jinja_spans *untrusted,
-                  struct err *err) {
+static int render(const struct text *text, const struct chat_input *input, struct buf *out,
+                  struct jinja_spans *untrusted, struct err *err) {
     if (text->jinja == NULL) {
-        if (text->template_err.code == 0)
-            return err_set(err, ERR_UNSUPPORTED, "the model has no chat template");
+        if (text->template_err.code == 0) return err_set(err, ERR_UNSUPPORTED, "the model has no chat template");
         if (err != NULL) *err = text->template_err;
         return text->template_err.code;
     }
@@ -147,8 +146,8 @@ int text_encode_chat(const struct text *text, const struct chat_input *input, in
     if (code == 0) {
         size_t most = 3 * prompt.bytes + 8, capacity = most < count_max ? most : count_max;
         struct id_sink sink = {.ids = mem_alloc((capacity + 1) * sizeof(int32_t)), .capacity = capacity};
-        code = text_encode_spans(text, prompt.data ? prompt.data : "", prompt.bytes, TEXT_PARSE_SPECIAL, untrusted.spans,
-                                 untrusted.count, &sink, err);
+        code = text_encode_spans(text, prompt.data ? prompt.data : "", prompt.bytes, TEXT_PARSE_SPECIAL,
+                                 untrusted.spans, untrusted.count, &sink, err);
         *count = sink.count;
         *ids = sink.ids;
         if (code != 0) mem_free(sink.ids), *ids = NULL;

@@ -1,6 +1,6 @@
-/* detok.h: tokens to text one at a time. Holds back the unfinished tail of a character, so what it gives is always whole,
- * valid UTF-8; broken bytes become U+FFFD as the whole text decoded at once would have them. One sample's state; the
- * engine thread owns it. */
+/* detok.h: tokens to text one at a time. Holds back the unfinished tail of a character, so what it gives is always
+ * whole, valid UTF-8; broken bytes become U+FFFD as the whole text decoded at once would have them. One sample's state;
+ * the engine thread owns it. */
 #ifndef QUIRE_TEXT_DETOK_H
 #define QUIRE_TEXT_DETOK_H
 

@@ -37,8 +37,10 @@ static int encode_pieces(struct encoder *encoder, const char *text, size_t bytes
     pretok_walk_init(&walk, &encoder->text->pretok, text, bytes);
     while ((code = pretok_next(&walk, &start, &end, encoder->err)) == 1) {
         size_t least = end - start < PIECE_LOOK_BYTES ? 0 : piece_ids_min(encoder->text, text + start, end - start);
-        if (least > sink->capacity || sink->count > sink->capacity - least) sink->count += least;
-        else bpe_encode(&encoder->text->bpe, text + start, end - start, sink);
+        if (least > sink->capacity || sink->count > sink->capacity - least)
+            sink->count += least;
+        else
+            bpe_encode(&encoder->text->bpe, text + start, end - start, sink);
         if ((code = sink_check(sink, encoder->err)) != 0) break;
     }
     pretok_walk_deinit(&walk);

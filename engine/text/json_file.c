@@ -54,8 +54,8 @@ static int read_vocab(struct json_file *file, struct json_reader *reader, struct
         token = json_next(reader);
         if (token == JSON_ERROR) break;
         if (token != JSON_NUMBER || !json_number_i64(reader->str, reader->str_bytes, &id) || id < 0 || id >= VOCAB_MAX)
-            return err_set(err, ERR_INVALID, "model.vocab: an id before byte %zu is no integer from 0 to %d", reader->at,
-                           VOCAB_MAX - 1);
+            return err_set(err, ERR_INVALID, "model.vocab: an id before byte %zu is no integer from 0 to %d",
+                           reader->at, VOCAB_MAX - 1);
         entry.id = (int32_t)id;
         LIST_PUSH(file->entries, file->entry_count, file->entry_room, entry);
     }
@@ -72,7 +72,8 @@ static int read_merge(struct json_file *file, struct json_reader *reader, enum j
         size_t left = space != NULL ? (size_t)(space - reader->str) : 0;
         if (space == NULL) return err_set(err, ERR_INVALID, "model.merges: merge %zu is no pair", file->merge_count);
         if ((code = keep(file, reader, &merge.at, &bytes, err)) != 0) return code;
-        memmove(file->text.data + merge.at + left, file->text.data + merge.at + left + 1, bytes - left); /* the NUL too */
+        memmove(file->text.data + merge.at + left, file->text.data + merge.at + left + 1,
+                bytes - left); /* the NUL too */
         file->text.bytes--;
         merge.left_bytes = (uint32_t)left;
         merge.right_bytes = (uint32_t)(bytes - left - 1);
@@ -135,9 +136,12 @@ static int read_model(struct json_file *file, struct json_reader *reader, struct
     while ((token = json_next(reader)) == JSON_KEY) {
         int code;
         copy_key(reader, key);
-        if (strcmp(key, "vocab") == 0) code = read_vocab(file, reader, err);
-        else if (strcmp(key, "merges") == 0) code = read_merges(file, reader, err);
-        else code = read_option(file, reader, key, err);
+        if (strcmp(key, "vocab") == 0)
+            code = read_vocab(file, reader, err);
+        else if (strcmp(key, "merges") == 0)
+            code = read_merges(file, reader, err);
+        else
+            code = read_option(file, reader, key, err);
         if (code != 0) return code;
     }
     return token == JSON_OBJECT_END ? 0 : reader_err(reader, err);
@@ -155,7 +159,8 @@ static int read_tree(struct json_reader *reader, struct cJSON **out, struct err 
 }
 
 static int read_top(struct json_file *file, struct json_reader *reader, struct err *err) {
-    static const char *const names[PARTS] = {"added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"};
+    static const char *const names[PARTS] = {"added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+                                             "decoder"};
     enum json_token token = json_next(reader);
     char key[64];
     if (token == JSON_ERROR) return reader_err(reader, err);
@@ -164,9 +169,12 @@ static int read_top(struct json_file *file, struct json_reader *reader, struct e
         int part = 0, code;
         copy_key(reader, key);
         while (part < PARTS && strcmp(key, names[part]) != 0) part++;
-        if (part < PARTS) code = read_tree(reader, &file->parts[part], err);
-        else if (strcmp(key, "model") == 0) code = read_model(file, reader, err);
-        else code = json_skip(reader, json_next(reader)) ? 0 : reader_err(reader, err);
+        if (part < PARTS)
+            code = read_tree(reader, &file->parts[part], err);
+        else if (strcmp(key, "model") == 0)
+            code = read_model(file, reader, err);
+        else
+            code = json_skip(reader, json_next(reader)) ? 0 : reader_err(reader, err);
         if (code != 0) return code;
     }
     return token == JSON_OBJECT_END && json_next(reader) == JSON_END ? 0 : reader_err(reader, err);

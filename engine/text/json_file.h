@@ -1,5 +1,6 @@
 /* json_file.h: tokenizer.json taken apart: the small parts as trees, the vocabulary and the merges as flat lists read
- * without a tree, so that a file of 20 MB costs little more than its bytes. Used while a model is opened, by one thread. */
+ * without a tree, so that a file of 20 MB costs little more than its bytes. Used while a model is opened, by one
+ * thread. */
 #ifndef QUIRE_TEXT_JSON_FILE_H
 #define QUIRE_TEXT_JSON_FILE_H
 

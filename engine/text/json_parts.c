@@ -1,5 +1,5 @@
-/* json_parts.c: the components of tokenizer.json that say how text is cut and wrapped. What we do not have is refused by
- * name: a tokenizer that is nearly right is worse than none. */
+/* json_parts.c: the components of tokenizer.json that say how text is cut and wrapped. What we do not have is refused
+ * by name: a tokenizer that is nearly right is worse than none. */
 #include <cjson/cJSON.h>
 #include <string.h>
 
@@ -115,7 +115,8 @@ int json_load_post(struct text *text, const cJSON *post, struct err *err) {
     const cJSON *part;
     if (strcmp(type, "ByteLevel") == 0) return 0; /* it only trims offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return load_template(text, post, err);
-    if (strcmp(type, "Sequence") != 0) return err_set(err, ERR_UNSUPPORTED, "post-processor %.60s is not supported", type);
+    if (strcmp(type, "Sequence") != 0)
+        return err_set(err, ERR_UNSUPPORTED, "post-processor %.60s is not supported", type);
     cJSON_ArrayForEach(part, list_of(post, "processors")) {
         int code = json_load_post(text, part, err);
         if (code != 0) return code;

@@ -40,7 +40,7 @@ int pretok_add(struct pretok *pretok, enum pretok_kind kind, struct err *err) {
     return 0;
 }
 
-/* The pattern with \s and \S spelled out: PCRE2 counts U+180E as white space, which Unicode does not since version 6.3. */
+/* The pattern with \s and \S spelled out: PCRE2 counts U+180E as white space, Unicode does not since 6.3. */
 static void spell_spaces(const char *pattern, size_t bytes, struct buf *out) {
     bool in_class = false;
     for (size_t i = 0; i < bytes; i++) {
@@ -52,9 +52,12 @@ static void spell_spaces(const char *pattern, size_t bytes, struct buf *out) {
             continue;
         }
         i++;
-        if (next == 's') buf_append_str(out, in_class ? "\\t-\\r\\x{85}\\p{Z}" : "[\\t-\\r\\x{85}\\p{Z}]");
-        else if (next == 'S') buf_append_str(out, in_class ? "\\S\\x{180e}" : "[^\\t-\\r\\x{85}\\p{Z}]");
-        else buf_append(out, pattern + i - 1, i < bytes ? 2 : 1);
+        if (next == 's')
+            buf_append_str(out, in_class ? "\\t-\\r\\x{85}\\p{Z}" : "[\\t-\\r\\x{85}\\p{Z}]");
+        else if (next == 'S')
+            buf_append_str(out, in_class ? "\\S\\x{180e}" : "[^\\t-\\r\\x{85}\\p{Z}]");
+        else
+            buf_append(out, pattern + i - 1, i < bytes ? 2 : 1);
     }
 }
 
@@ -112,7 +115,8 @@ static const struct named_chain {
     {"codeshell", {PRETOK_DIGITS, PRETOK_GPT2}, 2},
 };
 
-/* What llama.cpp does for files that name no pre-tokenizer: punctuation, GPT-2's pattern, numbers, then threes of digits. */
+/* What llama.cpp does for files that name no pre-tokenizer: punctuation, GPT-2's pattern, numbers, then threes of
+ * digits. */
 static int add_default(struct pretok *pretok, struct err *err) {
     static const char punctuation[] = "[\\p{P}\\$\\+<=>\\^~\\|]+", threes[] = "[0-9][0-9][0-9]";
     int code = pretok_add_pattern(pretok, punctuation, sizeof punctuation - 1, false, err);
@@ -183,11 +187,21 @@ static int level_cut(struct pretok_walk *walk, int index, size_t *from, size_t *
     const unsigned char *text = walk->text + level->at;
     size_t bytes = level->end - level->at, length = 0;
     switch (stage->kind) {
-    case PRETOK_GPT2: length = scan_gpt2(text, bytes); break;
-    case PRETOK_LLAMA3: length = scan_llama3(text, bytes, 3); break;
-    case PRETOK_QWEN2: length = scan_llama3(text, bytes, 1); break;
-    case PRETOK_DIGITS: length = scan_digits(text, bytes, 1); break;
-    case PRETOK_DIGIT_RUNS: length = scan_digits(text, bytes, 0); break;
+    case PRETOK_GPT2:
+        length = scan_gpt2(text, bytes);
+        break;
+    case PRETOK_LLAMA3:
+        length = scan_llama3(text, bytes, 3);
+        break;
+    case PRETOK_QWEN2:
+        length = scan_llama3(text, bytes, 1);
+        break;
+    case PRETOK_DIGITS:
+        length = scan_digits(text, bytes, 1);
+        break;
+    case PRETOK_DIGIT_RUNS:
+        length = scan_digits(text, bytes, 0);
+        break;
     case PRETOK_REGEX:
         if (level->match_end <= level->at) {
             int code = regex_match(walk, stage, level, level->start, err);

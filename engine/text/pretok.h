@@ -1,6 +1,6 @@
-/* pretok.h: cutting text into pieces that merges never cross. A chain of stages as Hugging Face's Sequence: each stage cuts
- * every piece of the stage before as if it were a whole text. Immutable once built; any thread walks it with a walk of its
- * own. Knows no tokens. */
+/* pretok.h: cutting text into pieces that merges never cross. A chain of stages as Hugging Face's Sequence: each stage
+ * cuts every piece of the stage before as if it were a whole text. Immutable once built; any thread walks it with a
+ * walk of its own. Knows no tokens. */
 #ifndef QUIRE_TEXT_PRETOK_H
 #define QUIRE_TEXT_PRETOK_H
 
@@ -29,7 +29,7 @@ void pretok_deinit(struct pretok *pretok);
 /* ERR_UNSUPPORTED when there are too many stages. */
 int pretok_add(struct pretok *pretok, enum pretok_kind kind, struct err *err);
 
-/* Adds a stage for a pattern: the hand-written scanner where the pattern is known, else PCRE2 with limits on its work. */
+/* Adds a stage for a pattern: the hand-written scanner where the pattern is known, else PCRE2 within limits. */
 int pretok_add_pattern(struct pretok *pretok, const char *pattern, size_t bytes, bool matches_only, struct err *err);
 
 /* The chain that GGUF files name in tokenizer.ggml.pre. ERR_UNSUPPORTED names what we do not know. */

@@ -25,7 +25,9 @@ static inline size_t run_end(const unsigned char *text, size_t bytes, size_t at,
     return at;
 }
 
-static inline unsigned char lower(unsigned char c) { return c >= 'A' && c <= 'Z' ? c | 0x20 : c; }
+static inline unsigned char lower(unsigned char c) {
+    return c >= 'A' && c <= 'Z' ? c | 0x20 : c;
+}
 
 /* 's 't 're 've 'm 'll 'd; 0: none. With any_case also capitals, and the long s (U+017F), whose capital is S. */
 static size_t contraction(const unsigned char *text, size_t bytes, bool any_case) {

@@ -8,7 +8,9 @@ void stops_init(struct stops *stops, const struct stop_string *strings, int32_t 
     buf_init(&stops->held);
 }
 
-void stops_deinit(struct stops *stops) { buf_deinit(&stops->held); }
+void stops_deinit(struct stops *stops) {
+    buf_deinit(&stops->held);
+}
 
 /* The longest string that ends at `end`; -1: none. The first listed of equal strings. */
 static int32_t match_at(const struct stops *stops, const char *text, size_t end) {

@@ -1,5 +1,5 @@
-/* stops.h: stop strings, matched on text as it grows. Nothing of a stop string is ever given out, and no more is held back
- * than the longest tail that is a proper prefix of one. One sample's state; the engine thread owns it. */
+/* stops.h: stop strings, matched on text as it grows. Nothing of a stop string is ever given out, and no more is held
+ * back than the longest tail that is a proper prefix of one. One sample's state; the engine thread owns it. */
 #ifndef QUIRE_TEXT_STOPS_H
 #define QUIRE_TEXT_STOPS_H
 

@@ -82,7 +82,9 @@ void text_close(struct text *text) {
     mem_free(text);
 }
 
-const struct text_info *text_info(const struct text *text) { return &text->info; }
+const struct text_info *text_info(const struct text *text) {
+    return &text->info;
+}
 
 const char *text_token(const struct text *text, int32_t id, size_t *bytes) {
     return vocab_token(&text->vocab, id, bytes);

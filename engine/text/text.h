@@ -27,12 +27,12 @@ struct generation_defaults {
 #define TEXT_EOS_MAX 16
 
 struct text_info {
-    int32_t vocab;         /* ids 0 .. vocab-1 have a token */
+    int32_t vocab; /* ids 0 .. vocab-1 have a token */
     int32_t token_bytes_max;
-    int32_t bos_id;        /* -1: none */
+    int32_t bos_id; /* -1: none */
     int32_t eos_ids[TEXT_EOS_MAX];
     int32_t eos_count;
-    bool add_bos;          /* completion prompts get bos in front (TEXT_ADD_SPECIAL) */
+    bool add_bos; /* completion prompts get bos in front (TEXT_ADD_SPECIAL) */
     bool has_chat_template;
     struct generation_defaults defaults;
 };
@@ -47,9 +47,9 @@ enum text_encode_flags {
     TEXT_ADD_SPECIAL = 2,   /* bos (and what the tokenizer's post-processor adds) as the model wants it */
 };
 
-/* Encodes UTF-8 (ERR_INVALID if it is not). Writes at most `capacity` ids and sets *count to how many there are; more than
- * capacity is ERR_EXHAUSTED with *count a lower bound, found without encoding all of an absurd text. bytes + 8 ids are enough,
- * 3 * bytes + 8 where the tokenizer normalises (some characters have no composed form and become three).
+/* Encodes UTF-8 (ERR_INVALID if it is not). Writes at most `capacity` ids and sets *count to how many there are; more
+ * than capacity is ERR_EXHAUSTED with *count a lower bound, found without encoding all of an absurd text. bytes + 8 ids
+ * are enough, 3 * bytes + 8 where the tokenizer normalises (some characters have no composed form and become three).
  * Linear time in `bytes`, whatever they are. */
 int text_encode(const struct text *text, const char *utf8, size_t bytes, unsigned flags, int32_t *ids, size_t capacity,
                 size_t *count, struct err *err);
@@ -68,20 +68,20 @@ struct chat_input {
     const struct cJSON *documents; /* array or NULL */
     const struct cJSON *kwargs;    /* object of further variables or NULL */
     bool add_generation_prompt;
-    bool continue_final_message;   /* the last message is left open */
+    bool continue_final_message; /* the last message is left open */
 };
 
 /* Renders the model's chat template into `out`, within its step, output and depth budgets (ERR_INVALID when it passes
- * them, or when the template itself raises: its sentence is the error). ERR_UNSUPPORTED when the model has no template. */
+ * them, or when the template itself raises: its sentence is the error). ERR_UNSUPPORTED: the model has no template. */
 int text_render_chat(const struct text *text, const struct chat_input *input, struct buf *out, struct err *err);
 
-/* Renders and encodes in one go: the template's own markers become special ids, what stands in message contents does not.
- * ids as in text_encode. */
+/* Renders and encodes in one go: the template's own markers become special ids, what stands in message contents does
+ * not. ids as in text_encode. */
 int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count,
                      size_t count_max, struct err *err);
 
-/* 128-bit keys of the full pages of a prompt, chained over (parent, tokens, salt); the same ids give the same keys. Writes
- * count / page_size keys. The front compares keys only. */
+/* 128-bit keys of the full pages of a prompt, chained over (parent, tokens, salt); the same ids give the same keys.
+ * Writes count / page_size keys. The front compares keys only. */
 void text_prefix_keys(struct hash_key key, struct hash128 salt, const int32_t *ids, size_t count, int32_t page_size,
                       struct hash128 *out);
 

@@ -64,7 +64,7 @@ static void wrap_with(int32_t *ids, int32_t *count, int32_t id, const struct cJS
     if (id < 0 || !cJSON_IsBool(wanted)) return;
     bool there = *count > 0 && ids[0] == id;
     if (cJSON_IsTrue(wanted) && *count == 0) ids[(*count)++] = id;
-    if (cJSON_IsFalse(wanted) && there) memmove(ids, ids + 1, (size_t)--*count * sizeof *ids);
+    if (cJSON_IsFalse(wanted) && there) memmove(ids, ids + 1, (size_t)-- * count * sizeof *ids);
 }
 
 /* "chat_template": "…" or [{"name": "default", "template": "…"}, …]; the first when none is the default. */
@@ -72,12 +72,12 @@ static const char *template_of(const struct cJSON *config) {
     const struct cJSON *value = json_get_set(config, "chat_template"), *item;
     const char *found = cJSON_IsString(value) ? value->valuestring : NULL;
     if (cJSON_IsArray(value)) cJSON_ArrayForEach(item, value) {
-        const struct cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
-        if (!cJSON_IsString(source)) continue;
-        bool is_default = cJSON_IsString(name) && strcmp(name->valuestring, "default") == 0;
-        if (found == NULL || is_default) found = source->valuestring;
-        if (is_default) break;
-    }
+            const struct cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
+            if (!cJSON_IsString(source)) continue;
+            bool is_default = cJSON_IsString(name) && strcmp(name->valuestring, "default") == 0;
+            if (found == NULL || is_default) found = source->valuestring;
+            if (is_default) break;
+        }
     return found;
 }
 
@@ -107,7 +107,8 @@ static int load_tokenizer_config(struct text *text, const char *folder, struct e
     struct cJSON *config = NULL;
     int code = read_config(folder, "tokenizer_config.json", &config, err);
     if (code != 0) return code;
-    int32_t bos = load_named(text, config, "bos_token", NAMED_BOS), eos = load_named(text, config, "eos_token", NAMED_EOS);
+    int32_t bos = load_named(text, config, "bos_token", NAMED_BOS),
+            eos = load_named(text, config, "eos_token", NAMED_EOS);
     load_named(text, config, "unk_token", NAMED_UNK);
     load_named(text, config, "pad_token", NAMED_PAD);
     text->info.bos_id = bos;
@@ -150,8 +151,10 @@ static int load_generation_config(struct text *text, const char *folder, struct 
     struct cJSON *config = NULL;
     const char *name = "generation_config.json";
     int code = read_config(folder, name, &config, err);
-    if (code == 0 && config == NULL) code = read_config(folder, name = "config.json", &config, err);
-    else if (code == 0 && (code = load_defaults(&text->info.defaults, config, err)) != 0) err_prefix(err, "%s", name);
+    if (code == 0 && config == NULL)
+        code = read_config(folder, name = "config.json", &config, err);
+    else if (code == 0 && (code = load_defaults(&text->info.defaults, config, err)) != 0)
+        err_prefix(err, "%s", name);
     if (code == 0 && config != NULL && (code = load_eos(text, config, err)) != 0) err_prefix(err, "%s", name);
     cJSON_Delete(config);
     return code;

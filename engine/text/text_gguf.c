@@ -83,7 +83,8 @@ static int read_merges(const struct gguf *gguf, struct bpe_merges *merges, struc
         const char *space = bytes > 0 ? memchr(merge, ' ', bytes) : NULL;
         size_t left = space != NULL ? (size_t)(space - merge) : 0;
         if (left == 0 || !bpe_merges_add(merges, merge, left, space + 1, bytes - left - 1))
-            return err_set_field(err, ERR_INVALID, KEY("merges"), KEY("merges") ": merge %zu is no pair", merges->count);
+            return err_set_field(err, ERR_INVALID, KEY("merges"), KEY("merges") ": merge %zu is no pair",
+                                 merges->count);
     }
     return 0;
 }

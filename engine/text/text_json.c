@@ -48,7 +48,8 @@ static int count_ids(const struct json_file *file, int32_t *count, struct err *e
         known++;
     }
     if (last >= 2 * known + 4096)
-        return err_set(err, ERR_INVALID, "ids go up to %lld but there are %lld tokens", (long long)last, (long long)known);
+        return err_set(err, ERR_INVALID, "ids go up to %lld but there are %lld tokens", (long long)last,
+                       (long long)known);
     *count = (int32_t)last + 1;
     return 0;
 }
@@ -87,9 +88,12 @@ static int load_vocab(struct text *text, const struct json_file *file, struct er
     for (int32_t id = 0; code == 0 && id < count; id++) {
         const struct id_source *source = &sources[id];
         uint8_t flags = (uint8_t)(VOCAB_ADDED | (source->special ? VOCAB_SPECIAL : 0));
-        if (source->added != NULL) vocab_add(&text->vocab, source->added, strlen(source->added), flags);
-        else if (source->entry == NULL) vocab_add(&text->vocab, "", 0, VOCAB_HOLE);
-        else vocab_add_letters(&text->vocab, file->text.data + source->entry->at, source->entry->bytes, 0);
+        if (source->added != NULL)
+            vocab_add(&text->vocab, source->added, strlen(source->added), flags);
+        else if (source->entry == NULL)
+            vocab_add(&text->vocab, "", 0, VOCAB_HOLE);
+        else
+            vocab_add_letters(&text->vocab, file->text.data + source->entry->at, source->entry->bytes, 0);
     }
     vocab_index(&text->vocab);
     mem_free(sources);
@@ -111,7 +115,7 @@ static int load_merges(struct text *text, const struct json_file *file, struct e
     return code;
 }
 
-/* A byte without a token is dropped, as Hugging Face does without an unknown token; with one we would have to give it. */
+/* A byte without a token is dropped, as Hugging Face does without an unknown token; with one we would owe it. */
 static int check_bytes(const struct text *text, const struct json_file *file, struct err *err) {
     if (!file->has_unk && !file->byte_fallback) return 0;
     for (int i = 0; i < 256; i++)
@@ -155,7 +159,8 @@ int32_t text_find_token(const struct text *text, const char *token, size_t bytes
         }
     struct buf letters = {0};
     int32_t id = -1;
-    if (bytes > 0 && vocab_letters_to_bytes(token, bytes, &letters)) id = vocab_find(&text->vocab, letters.data, letters.bytes);
+    if (bytes > 0 && vocab_letters_to_bytes(token, bytes, &letters))
+        id = vocab_find(&text->vocab, letters.data, letters.bytes);
     buf_deinit(&letters);
     return id;
 }

@@ -45,6 +45,7 @@ void text_add_eos(struct text *text, int64_t id);
 
 /* Encodes as text_encode; no special token is found that touches one of the `untrusted` spans of bytes. */
 int text_encode_spans(const struct text *text, const char *utf8, size_t bytes, unsigned flags,
-                      const struct jinja_span *untrusted, size_t untrusted_count, struct id_sink *sink, struct err *err);
+                      const struct jinja_span *untrusted, size_t untrusted_count, struct id_sink *sink,
+                      struct err *err);
 
 #endif

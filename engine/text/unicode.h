@@ -1,5 +1,5 @@
-/* unicode.h: what kind of character a scalar value is, as Hugging Face's pre-tokenizers see it (tables by unicode_gen.py).
- * Pure; any thread. */
+/* unicode.h: what kind of character a scalar value is, as Hugging Face's pre-tokenizers see it (tables by
+ * unicode_gen.py). Pure; any thread. */
 #ifndef QUIRE_TEXT_UNICODE_H
 #define QUIRE_TEXT_UNICODE_H
 

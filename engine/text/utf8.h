@@ -1,5 +1,5 @@
-/* utf8.h: one step of UTF-8 decoding, by Unicode's tables 3-7 (what is well formed) and 3-8, 3-11 (how much of what is not
- * becomes one U+FFFD), on top of engine/base/utf8.h. Pure functions; any thread. Knows nothing of tokens. */
+/* utf8.h: one step of UTF-8 decoding, by Unicode's tables 3-7 (what is well formed) and 3-8, 3-11 (how much of what is
+ * not becomes one U+FFFD), on top of engine/base/utf8.h. Pure functions; any thread. Knows nothing of tokens. */
 #ifndef QUIRE_TEXT_UTF8_H
 #define QUIRE_TEXT_UTF8_H
 

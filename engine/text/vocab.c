@@ -44,7 +44,7 @@ static inline uint64_t head_of(const char *bytes, size_t count) {
     return head;
 }
 
-/* Multiply and fold, eight bytes at a time; only our own vocabulary is stored under it, so it need not resist choice. */
+/* Multiply and fold, eight bytes at a time; only our own vocabulary is stored under it, so choice is no threat. */
 static inline uint64_t hash_token(uint64_t head, const char *bytes, size_t count) {
     uint64_t hash = (head ^ count * 0x9e3779b97f4a7c15u) * 0xd6e8feb86659fd93u;
     for (size_t at = 8; at < count; at += 8) {
@@ -122,8 +122,8 @@ void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, u
     finish(vocab, decoded ? flags : flags | VOCAB_TEXT);
 }
 
-/* GPT-2's table: 33-126, 161-172 and 174-255 stand for themselves; the other 68 bytes are U+0100 upwards in order, so the
- * letters U+0100-U+0120 are the bytes 0-32, U+0121-U+0142 are 127-160, U+0143 is 173. */
+/* GPT-2's table: 33-126, 161-172 and 174-255 stand for themselves; the other 68 bytes are U+0100 upwards in order, so
+ * the letters U+0100-U+0120 are the bytes 0-32, U+0121-U+0142 are 127-160, U+0143 is 173. */
 static int letter_to_byte(uint32_t letter) {
     if ((letter >= 33 && letter <= 126) || (letter >= 161 && letter <= 255 && letter != 173)) return (int)letter;
     if (letter >= 0x100 && letter <= 0x120) return (int)letter - 0x100;

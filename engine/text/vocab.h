@@ -9,7 +9,7 @@
 
 #include "engine/base/buf.h"
 
-#define VOCAB_MAX (1 << 22)            /* ids; the largest vocabularies in use have 2^18 */
+#define VOCAB_MAX             (1 << 22) /* ids; the largest vocabularies in use have 2^18 */
 #define VOCAB_TOKEN_BYTES_MAX (1 << 16) /* of one token */
 
 enum vocab_flags {
@@ -27,12 +27,12 @@ struct vocab_slot {
 };
 
 struct vocab {
-    struct buf text;           /* all tokens, one after the other */
-    uint32_t *offsets;         /* [count + 1] into text */
-    uint8_t *flags;            /* [count] of enum vocab_flags */
+    struct buf text;   /* all tokens, one after the other */
+    uint32_t *offsets; /* [count + 1] into text */
+    uint8_t *flags;    /* [count] of enum vocab_flags */
     int32_t count, capacity;
     int32_t token_bytes_max;
-    struct vocab_slot *slots;  /* [mask + 1] tokens that are not special, by their bytes */
+    struct vocab_slot *slots; /* [mask + 1] tokens that are not special, by their bytes */
     uint32_t mask;
 };
 
@@ -42,11 +42,11 @@ void vocab_deinit(struct vocab *vocab);
 /* The next id stands for these bytes. */
 void vocab_add(struct vocab *vocab, const char *bytes, size_t count, uint8_t flags);
 
-/* The same for a token written in GPT-2's letters for bytes. A token with any other character stands for its own UTF-8. */
+/* The same for a token written in GPT-2's letters for bytes. One with any other character stands for itself. */
 void vocab_add_letters(struct vocab *vocab, const char *letters, size_t bytes, uint8_t flags);
 
-/* After the last token: vocab_find works from here on. It never finds special tokens, and added ones only where no other
- * token has the same bytes. */
+/* After the last token: vocab_find works from here on. It never finds special tokens, and added ones only where no
+ * other token has the same bytes. */
 void vocab_index(struct vocab *vocab);
 
 /* Byte-level letters to bytes, appended to `out`. False, with `out` as it was, when a character is no such letter. */

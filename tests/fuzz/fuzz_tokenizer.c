@@ -1,6 +1,7 @@
 /* Two things by the first byte. 'E' and a digit: what follows is text for a small tokenizer with one of several
- * pre-tokenizers; its ids must give the text back, also when parts of it are untrusted or there is no room. Anything else
- * is a tokenizer.json: the loader takes it or refuses it, and what it took must encode without going out of bounds. */
+ * pre-tokenizers; its ids must give the text back, also when parts of it are untrusted or there is no room. Anything
+ * else is a tokenizer.json: the loader takes it or refuses it, and what it took must encode without going out of
+ * bounds. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,35 +12,43 @@
 #include "engine/text/text_private.h"
 #include "engine/text/utf8.h"
 
-#define BYTES "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":"
+#define BYTES          "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":"
 #define SPLIT(pattern) "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"" pattern "\"}}"
-#define LINES "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define LINES          "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
 
 #define VARIANTS 5
 static struct text *texts[VARIANTS];
 
 static void letter_append(struct buf *out, int byte) {
-    int letter = byte <= 32 ? 0x100 + byte : byte >= 127 && byte <= 160 ? 0x121 + byte - 127 : byte == 173 ? 0x143 : byte;
+    int letter = byte <= 32                   ? 0x100 + byte
+                 : byte >= 127 && byte <= 160 ? 0x121 + byte - 127
+                 : byte == 173                ? 0x143
+                                              : byte;
     char utf8[2] = {(char)(0xc0 | letter >> 6), (char)(0x80 | (letter & 63))};
     if (letter == '"' || letter == '\\') buf_append_char(out, '\\');
-    if (letter < 0x80) buf_append_char(out, (char)letter);
-    else buf_append(out, utf8, 2);
+    if (letter < 0x80)
+        buf_append_char(out, (char)letter);
+    else
+        buf_append(out, utf8, 2);
 }
 
 static struct text *small_text(const char *pre) {
     struct buf out = {0};
     struct text *text;
     struct err err = {0};
-    buf_printf(&out, "{\"added_tokens\":[{\"id\":262,\"content\":\"<s>\",\"special\":true},{\"id\":263,\"content\":\"<s>a\"},"
-                     "{\"id\":264,\"content\":\"\xc3\xa9<\",\"special\":true}],\"pre_tokenizer\":%s,"
-                     "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"merges\":[\"a b\",\"a a\",\"aa aa\","
-                     "\"ab ab\",\"aa b\",\"\xc4\xa0 a\"],\"vocab\":{", pre);
+    buf_printf(&out,
+               "{\"added_tokens\":[{\"id\":262,\"content\":\"<s>\",\"special\":true},{\"id\":263,\"content\":\"<s>a\"},"
+               "{\"id\":264,\"content\":\"\xc3\xa9<\",\"special\":true}],\"pre_tokenizer\":%s,"
+               "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"merges\":[\"a b\",\"a a\",\"aa aa\","
+               "\"ab ab\",\"aa b\",\"\xc4\xa0 a\"],\"vocab\":{",
+               pre);
     for (int byte = 0; byte < 256; byte++) {
         buf_append_char(&out, '"');
         letter_append(&out, byte);
         buf_printf(&out, "\":%d,", byte);
     }
-    buf_printf(&out, "\"ab\":256,\"aa\":257,\"aaaa\":258,\"abab\":259,\"aab\":260,\"\xc4\xa0" "a\":261}}}");
+    buf_printf(&out, "\"ab\":256,\"aa\":257,\"aaaa\":258,\"abab\":259,\"aab\":260,\"\xc4\xa0"
+                     "a\":261}}}");
     int code = text_open_json(out.data, out.bytes, &text, &err);
     CHECK_MSG(code == 0, "%s", err.text);
     buf_deinit(&out);
@@ -50,7 +59,9 @@ static struct text *variant(int index) {
     static const char *const pre[VARIANTS] = {
         BYTES "true}",
         "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":true}," BYTES "true}]}",
-        "{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}" LINES) "," BYTES "false}]}",
+        "{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT(
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}" LINES) "," BYTES
+                                                                                                        "false}]}",
         "{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("[a-z]+|[^a-z]{1,3}") "," BYTES "false}]}",
         BYTES "false}",
     };
@@ -118,7 +129,9 @@ static void load_file(const char *data, size_t bytes) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    if (bytes >= 2 && data[0] == 'E') encode_text(variant(data[1] % VARIANTS), (const char *)data + 2, bytes - 2);
-    else load_file((const char *)data, bytes);
+    if (bytes >= 2 && data[0] == 'E')
+        encode_text(variant(data[1] % VARIANTS), (const char *)data + 2, bytes - 2);
+    else
+        load_file((const char *)data, bytes);
     return 0;
 }

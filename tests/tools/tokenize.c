@@ -31,7 +31,8 @@ static void encode_lines(const struct text *text, unsigned flags) {
         size_t bytes = hex_decode(line, (size_t)(got - (line[got - 1] == '\n'))), count;
         struct err err;
         int32_t *ids = mem_alloc((bytes + 8) * sizeof *ids);
-        if (text_encode(text, line, bytes, flags, ids, bytes + 8, &count, &err) != 0) printf("error %s", err.text);
+        if (text_encode(text, line, bytes, flags, ids, bytes + 8, &count, &err) != 0)
+            printf("error %s", err.text);
         else
             for (size_t i = 0; i < count; i++) printf(i ? " %d" : "%d", ids[i]);
         printf("\n");
@@ -73,8 +74,10 @@ int main(int argc, char **argv) {
     fprintf(stderr, "opened in %.1f ms, %zu kB\n", (cpu_seconds() - start) * 1e3,
             (mem_resident_bytes() - before) / 1024);
     int code = 0;
-    if (argc == 4) code = encode_timed(text, argv[2]);
-    else encode_lines(text, argc > 2 ? (unsigned)atoi(argv[2]) : 0);
+    if (argc == 4)
+        code = encode_timed(text, argv[2]);
+    else
+        encode_lines(text, argc > 2 ? (unsigned)atoi(argv[2]) : 0);
     text_close(text);
     return code;
 }

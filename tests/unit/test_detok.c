@@ -1,5 +1,5 @@
-/* detok.h against an oracle written from Unicode's table 3-7 itself: the longest beginning of a well-formed sequence is a
- * character when it is whole, and one U+FFFD when it is not. Every input goes in whole, byte by byte, and cut in two
+/* detok.h against an oracle written from Unicode's table 3-7 itself: the longest beginning of a well-formed sequence is
+ * a character when it is whole, and one U+FFFD when it is not. Every input goes in whole, byte by byte, and cut in two
  * everywhere; what comes out must be the same and be valid after every push. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -45,8 +45,10 @@ static size_t oracle(const unsigned char *text, size_t bytes, char *out) {
     for (size_t at = 0; at < bytes;) {
         int whole;
         size_t length = longest_prefix(text + at, bytes - at, &whole);
-        if (whole) memcpy(out + used, text + at, length), used += length;
-        else memcpy(out + used, "\xef\xbf\xbd", 3), used += 3;
+        if (whole)
+            memcpy(out + used, text + at, length), used += length;
+        else
+            memcpy(out + used, "\xef\xbf\xbd", 3), used += 3;
         at += length > 0 ? length : 1;
     }
     return used;
@@ -95,7 +97,7 @@ static void check(struct bench *bench, const unsigned char *text, size_t bytes) 
     bench->inputs++;
 }
 
-/* The sentences of the stress file and the examples of tables 3-8 to 3-11, with their replacement counts spelled out. */
+/* The sentences of the stress file and the examples of tables 3-8 to 3-11, with their replacements spelled out. */
 static const struct named_case {
     const char *in, *out;
 } named_cases[] = {
@@ -124,9 +126,9 @@ static const struct named_case {
     {"\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf"},
     {"\xf4\x90\x80\x80", R R R R},
     {"\xf4\x91\x92\x93\xff\x41\x80\xbf\x42", R R R R R "A" R R "B"}, /* table 3-10 */
-    {"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41", R R R R R R R R "A"},    /* table 3-8 */
-    {"\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41", R R R R R R R R "A"},    /* table 3-9 */
-    {"\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41", R R R R "A"},            /* table 3-11 */
+    {"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41", R R R R R R R R "A"},   /* table 3-8 */
+    {"\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41", R R R R R R R R "A"},   /* table 3-9 */
+    {"\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41", R R R R "A"},           /* table 3-11 */
     {"a\xe2\x28\xa1", "a" R "(" R},
     {"\xe2\x82\x28", R "("},
     {"\xf0\x28\x8c\xbc", R "(" R R},
@@ -161,8 +163,10 @@ static void test_long_leads(void **state) {
         for (int second = 0; second < 256; second++)
             for (int third = 0; third < 32; third++) {
                 unsigned char fourth = (unsigned char)(third & 1 ? 0x80 | third : third << 3);
-                check(bench, (unsigned char[]){(unsigned char)lead, (unsigned char)second, (unsigned char)(third * 8 + 1),
-                                               fourth}, 4);
+                check(bench,
+                      (unsigned char[]){(unsigned char)lead, (unsigned char)second, (unsigned char)(third * 8 + 1),
+                                        fourth},
+                      4);
             }
 }
 

@@ -1,4 +1,4 @@
-/* stops.h: cases that peers got wrong, and random texts over small alphabets against a plain search of the whole text. */
+/* stops.h: cases that peers got wrong, and random texts over small alphabets against a plain search of all text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,9 @@
 #define STRINGS_MAX 5
 #define TEXT_MAX    128
 
-static struct stop_string stop_of(const char *text) { return (struct stop_string){.text = text, .bytes = strlen(text)}; }
+static struct stop_string stop_of(const char *text) {
+    return (struct stop_string){.text = text, .bytes = strlen(text)};
+}
 
 /* Pushes the pieces one after the other; after each, `given` says what must have come out so far. */
 static void walk(const struct stop_string *strings, int32_t count, const char *const pieces[][2], int32_t want,
@@ -36,7 +38,8 @@ static void walk(const struct stop_string *strings, int32_t count, const char *c
 
 static void test_no_part_is_given(void **state) {
     struct stop_string stop = stop_of("DEFGHIJ");
-    const char *const pieces[][2] = {{"ABC", "ABC"}, {"DEF", "ABC"}, {"G", "ABC"}, {"HI", "ABC"}, {"JKL", "ABC"}, {NULL, NULL}};
+    const char *const pieces[][2] = {{"ABC", "ABC"}, {"DEF", "ABC"}, {"G", "ABC"},
+                                     {"HI", "ABC"},  {"JKL", "ABC"}, {NULL, NULL}};
     walk(&stop, 1, pieces, 0, false);
 }
 
@@ -185,14 +188,10 @@ static void test_every_short_text(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_part_is_given),
-        cmocka_unit_test(test_nothing_is_held_without_need),
-        cmocka_unit_test(test_match_inside_a_token),
-        cmocka_unit_test(test_nothing_leaks_at_the_end),
-        cmocka_unit_test(test_which_of_several),
-        cmocka_unit_test(test_whole_characters),
-        cmocka_unit_test(test_held_text_comes_at_the_end),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_no_part_is_given),           cmocka_unit_test(test_nothing_is_held_without_need),
+        cmocka_unit_test(test_match_inside_a_token),       cmocka_unit_test(test_nothing_leaks_at_the_end),
+        cmocka_unit_test(test_which_of_several),           cmocka_unit_test(test_whole_characters),
+        cmocka_unit_test(test_held_text_comes_at_the_end), cmocka_unit_test(test_random),
         cmocka_unit_test(test_every_short_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,7 @@
 #include "engine/text/text.h"
 #include "tests/unit/model_path.h"
 
-/* ---- folders ------------------------------------------------------------------------------------------------------ */
+/* ---- folders --------------------------------------------------------------- */
 
 static char folder[64];
 static const char *const file_names[] = {"tokenizer.json",         "tokenizer_config.json", "config.json",
@@ -54,9 +54,12 @@ static int folder_remove(void **state) {
 /* Appends one of the 256 letters of GPT-2's byte table. */
 static void letter_append(struct buf *out, int byte) {
     int letter = byte;
-    if (byte <= 32) letter = 0x100 + byte;
-    else if (byte >= 127 && byte <= 160) letter = 0x121 + byte - 127;
-    else if (byte == 173) letter = 0x143;
+    if (byte <= 32)
+        letter = 0x100 + byte;
+    else if (byte >= 127 && byte <= 160)
+        letter = 0x121 + byte - 127;
+    else if (byte == 173)
+        letter = 0x143;
     if (letter < 0x80) {
         if (letter == '"' || letter == '\\') buf_append_char(out, '\\');
         buf_append_char(out, (char)letter);
@@ -75,23 +78,30 @@ struct parts {
     const char *added, *normalizer, *pre, *post, *decoder, *options, *merges, *vocab_more;
 };
 
-static const char *or(const char *given, const char *otherwise) { return given != NULL ? given : otherwise; }
+static const char * or (const char *given, const char *otherwise) {
+    return given != NULL ? given : otherwise;
+}
 
 static void tokenizer_put(struct parts parts) {
     struct buf out = {0};
     buf_printf(&out, "{\"version\":\"1.0\",\"truncation\":null,\"added_tokens\":%s,",
-               or(parts.added, "[{\"id\":259,\"content\":\"<s>\",\"special\":true},{\"id\":260,\"content\":\"</s>\","
-                               "\"special\":true,\"normalized\":false},{\"id\":261,\"content\":\"<user>\",\"lstrip\":true}]"));
+               or (parts.added,
+                   "[{\"id\":259,\"content\":\"<s>\",\"special\":true},{\"id\":260,\"content\":\"</s>\","
+                   "\"special\":true,\"normalized\":false},{\"id\":261,\"content\":\"<user>\",\"lstrip\":true}]"));
     buf_printf(&out, "\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":%s,\"decoder\":%s,",
-               or(parts.normalizer, "null"), or(parts.pre, BYTE_LEVEL), or(parts.post, "null"), or(parts.decoder, DECODER));
-    buf_printf(&out, "\"model\":{\"type\":\"BPE\",%s\"merges\":%s,\"vocab\":{", or(parts.options, ""),
-               or(parts.merges, "[\"a b\",\"ab c\",[\"\xc4\xa0\",\"ab\"]]"));
+               or (parts.normalizer, "null"), or (parts.pre, BYTE_LEVEL), or (parts.post, "null"),
+               or (parts.decoder, DECODER));
+    buf_printf(&out, "\"model\":{\"type\":\"BPE\",%s\"merges\":%s,\"vocab\":{", or (parts.options, ""),
+               or (parts.merges, "[\"a b\",\"ab c\",[\"\xc4\xa0\",\"ab\"]]"));
     for (int byte = 0; byte < 256; byte++) {
         buf_append_char(&out, '"');
         letter_append(&out, byte);
         buf_printf(&out, "\":%d,", byte);
     }
-    buf_printf(&out, "\"ab\":256,\"abc\":257,\"\xc4\xa0" "ab\":258%s}}}", or(parts.vocab_more, ""));
+    buf_printf(&out,
+               "\"ab\":256,\"abc\":257,\"\xc4\xa0"
+               "ab\":258%s}}}",
+               or (parts.vocab_more, ""));
     folder_put("tokenizer.json", out.data);
     buf_deinit(&out);
 }
@@ -103,7 +113,8 @@ static struct text *open_folder(void) {
     return text;
 }
 
-static void check_ids(const struct text *text, const char *utf8, unsigned flags, const int32_t *want, size_t want_count) {
+static void check_ids(const struct text *text, const char *utf8, unsigned flags, const int32_t *want,
+                      size_t want_count) {
     int32_t ids[128];
     size_t count;
     struct err err = {0};
@@ -113,8 +124,8 @@ static void check_ids(const struct text *text, const char *utf8, unsigned flags,
         if (ids[i] != want[i]) fail_msg("'%s': id %zu is %d, not %d", utf8, i, ids[i], want[i]);
 }
 
-#define IDS(...)                                    (const int32_t[]){__VA_ARGS__}, sizeof((int32_t[]){__VA_ARGS__}) / 4
-#define CHECK_IDS(text, utf8, flags, ...)           check_ids(text, utf8, flags, IDS(__VA_ARGS__))
+#define IDS(...)                          (const int32_t[]){__VA_ARGS__}, sizeof((int32_t[]){__VA_ARGS__}) / 4
+#define CHECK_IDS(text, utf8, flags, ...) check_ids(text, utf8, flags, IDS(__VA_ARGS__))
 
 static void test_plain_folder(void **state) {
     folder_empty();
@@ -155,7 +166,8 @@ static void test_wrapping(void **state) {
     assert_int_equal(text_info(text)->bos_id, 259);
     text_close(text);
     tokenizer_put((struct parts){0});
-    folder_put("tokenizer_config.json", "{\"bos_token\":{\"content\":\"<s>\"},\"add_bos_token\":true,\"eos_token\":\"</s>\"}");
+    folder_put("tokenizer_config.json",
+               "{\"bos_token\":{\"content\":\"<s>\"},\"add_bos_token\":true,\"eos_token\":\"</s>\"}");
     text = open_folder();
     CHECK_IDS(text, "ab", TEXT_ADD_SPECIAL, 259, 256);
     assert_int_equal(text_info(text)->eos_count, 1);
@@ -200,7 +212,10 @@ static void test_normalised(void **state) {
     tokenizer_put((struct parts){.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}",
                                  .added = "[{\"id\":259,\"content\":\"\xc3\xa9\",\"normalized\":true}]"});
     struct text *text = open_folder();
-    CHECK_IDS(text, "ae\xcc\x81" "b", 0, 'a', 259, 'b'); /* e and an accent are one character in normal form C */
+    CHECK_IDS(text,
+              "ae\xcc\x81"
+              "b",
+              0, 'a', 259, 'b'); /* e and an accent are one character in normal form C */
     text_close(text);
 }
 
@@ -216,9 +231,12 @@ static void test_refusals(void **state) {
         {{.pre = "{\"type\":\"Metaspace\"}"}, ERR_UNSUPPORTED, "Metaspace"},
         {{.pre = "null"}, ERR_UNSUPPORTED, "ByteLevel"},
         {{.pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"}, ERR_UNSUPPORTED, "add_prefix_space"},
-        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\"}"}, ERR_UNSUPPORTED,
+        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\"}"},
+         ERR_UNSUPPORTED,
          "MergedWithNext"},
-        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}"}, ERR_UNSUPPORTED, "pattern"},
+        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\"}"},
+         ERR_UNSUPPORTED,
+         "pattern"},
         {{.post = "{\"type\":\"BertProcessing\"}"}, ERR_UNSUPPORTED, "BertProcessing"},
         {{.decoder = "{\"type\":\"WordPiece\"}"}, ERR_UNSUPPORTED, "WordPiece"},
         {{.options = "\"type\":\"Unigram\","}, ERR_UNSUPPORTED, "Unigram"},
@@ -239,7 +257,8 @@ static void test_refusals(void **state) {
         {{.added = "[{\"id\":1}]"}, ERR_INVALID, "content"},
         {{.added = "[{\"content\":\"<s>\"}]"}, ERR_INVALID, "id"},
         {{.added = "[{\"id\":4100000,\"content\":\"<s>\"}]"}, ERR_INVALID, "4100000"},
-        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<none>\"}}]}"}, ERR_INVALID,
+        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<none>\"}}]}"},
+         ERR_INVALID,
          "<none>"},
         {{.normalizer = "nul"}, ERR_INVALID, "byte"},
         {{.vocab_more = ",\"x y\":300}}} {"}, ERR_INVALID, "byte"},
@@ -259,8 +278,10 @@ static void test_refusals(void **state) {
 
 static void test_missing_and_broken_files(void **state) {
     static const char *const broken[][2] = {
-        {"tokenizer_config.json", "{"},           {"generation_config.json", "{\"temperature\":\"hot\"}"},
-        {"generation_config.json", "{\"top_p\":7}"}, {"generation_config.json", "{\"eos_token_id\":[1,\"2\"]}"},
+        {"tokenizer_config.json", "{"},
+        {"generation_config.json", "{\"temperature\":\"hot\"}"},
+        {"generation_config.json", "{\"top_p\":7}"},
+        {"generation_config.json", "{\"eos_token_id\":[1,\"2\"]}"},
         {"generation_config.json", "[]x"},
     };
     struct text *text = NULL;
@@ -279,7 +300,7 @@ static void test_missing_and_broken_files(void **state) {
     }
 }
 
-/* ---- chat --------------------------------------------------------------------------------------------------------- */
+/* ---- chat ------------------------------------------------------------------ */
 
 static cJSON *json(const char *text) {
     cJSON *tree = cJSON_Parse(text);
@@ -367,8 +388,8 @@ static void check_chat_ids(const struct text *text, const char *messages, const 
     cJSON_Delete(tree);
 }
 
-/* The template's markers become special tokens, the same letters in a message do not, nor half a marker that the message
- * completes; what is not special is found everywhere. */
+/* The template's markers become special tokens, the same letters in a message do not, nor half a marker that the
+ * message completes; what is not special is found everywhere. */
 static void test_messages_are_not_trusted(void **state) {
     folder_empty();
     tokenizer_put((struct parts){0});
@@ -385,7 +406,8 @@ static void test_chat_variables(void **state) {
     folder_empty();
     tokenizer_put((struct parts){0});
     folder_put("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
-    folder_put("chat_template.jinja", "{{ bos_token }}{{ mood }}{{ tools is none }}{{ unk_token is defined }}{{ eos_token }}");
+    folder_put("chat_template.jinja",
+               "{{ bos_token }}{{ mood }}{{ tools is none }}{{ unk_token is defined }}{{ eos_token }}");
     struct text *text = open_folder();
     cJSON *kwargs = json("{\"mood\":\"<s>\"}");
     struct chat_input input = {.kwargs = kwargs};
@@ -411,8 +433,8 @@ static void test_left_open(void **state) {
     tokenizer_put((struct parts){0});
     folder_put("chat_template.jinja", TEMPLATE(""));
     struct text *text = open_folder();
-    check_render(text, "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"x y \"}]", false, true,
-                 "<s>user:x</s><s>assistant:x y ");
+    check_render(text, "[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"x y \"}]", false,
+                 true, "<s>user:x</s><s>assistant:x y ");
     cJSON *tree = json("[{\"role\":\"user\"}]");
     struct chat_input input = {.messages = tree, .continue_final_message = true};
     struct buf out = {0};

@@ -147,8 +147,8 @@ static void test_special_is_off(void **state) {
     size_t count, special = 0;
     assert_int_equal(text_encode(model, text, sizeof text - 1, 0, ids, sizeof text + 8, &count, NULL), 0);
     for (size_t i = 0; i < count; i++) assert_false(text_token_special(model, ids[i]));
-    assert_int_equal(
-        text_encode(model, text, sizeof text - 1, TEXT_PARSE_SPECIAL, ids, sizeof text + 8, &count, NULL), 0);
+    assert_int_equal(text_encode(model, text, sizeof text - 1, TEXT_PARSE_SPECIAL, ids, sizeof text + 8, &count, NULL),
+                     0);
     for (size_t i = 0; i < count; i++) special += text_token_special(model, ids[i]);
     assert_int_equal(special, 5);
 }
@@ -167,8 +167,8 @@ static void test_decode_skips_special(void **state) {
 
 static void test_invalid_utf8(void **state) {
     need_model();
-    static const char *const bad[] = {"a\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xc0\xaf", "\xf4\x90\x80\x80",
-                                      "good text and then \x80"};
+    static const char *const bad[] = {
+        "a\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xc0\xaf", "\xf4\x90\x80\x80", "good text and then \x80"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         int32_t ids[64];
         size_t count;
@@ -286,8 +286,10 @@ static void test_ways_of_merging(void **state) {
         bpe.rising = true;
         bpe_encode(&bpe, text, bytes, &sink);
         bpe.rising = false;
-        if (very_long) bpe_encode(&bpe, text, bytes, &other);
-        else other.count = merge_plainly(&bpe, text, bytes, want);
+        if (very_long)
+            bpe_encode(&bpe, text, bytes, &other);
+        else
+            other.count = merge_plainly(&bpe, text, bytes, want);
         assert_int_equal(sink.count, other.count);
         assert_memory_equal(ids, want, sink.count * sizeof *ids);
     }
@@ -314,11 +316,16 @@ static void test_prefix_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_tokens),    cmocka_unit_test(test_golden_prompts),
-        cmocka_unit_test(test_info),             cmocka_unit_test(test_special_is_off),
-        cmocka_unit_test(test_decode_skips_special), cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_capacity),         cmocka_unit_test(test_long_words),
-        cmocka_unit_test(test_long_equals_short), cmocka_unit_test(test_ways_of_merging),
+        cmocka_unit_test(test_golden_tokens),
+        cmocka_unit_test(test_golden_prompts),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_special_is_off),
+        cmocka_unit_test(test_decode_skips_special),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_long_equals_short),
+        cmocka_unit_test(test_ways_of_merging),
         cmocka_unit_test(test_prefix_keys),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
