@@ -221,6 +221,18 @@ static const struct gguf_architecture *architecture_find(struct config *c, struc
     return NULL;
 }
 
+/* A model cut into several files holds only some of its tensors in each. */
+static void refuse_split(struct config *c) {
+    uint64_t count = 1;
+    if (c->rc || !gguf_has(c->gguf, "split.count")) return;
+    int rc = gguf_read_u64(c->gguf, "split.count", 0, UINT32_MAX, &count, c->err);
+    if (rc) c->rc = rc;
+    else if (count > 1)
+        c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "split.count",
+                              "%s: one of %u files of a split model, which is not supported; merge them into one", c->label,
+                              (unsigned)count);
+}
+
 int gguf_config_read(const struct gguf *gguf, const char *label, struct model_spec *spec, struct err *err) {
     struct config c = {.gguf = gguf, .label = label, .err = err};
     double eps = 0;
@@ -232,6 +244,7 @@ int gguf_config_read(const struct gguf *gguf, const char *label, struct model_sp
     spec->activation = ACTIVATION_SILU;
     spec->rope_base = 10000;
     spec->rope_attn_factor = 1;
+    refuse_split(&c);
     read_i32(&c, "block_count", true, MODEL_LAYERS_MAX, &spec->layers);
     read_i32(&c, "context_length", true, INT32_MAX, &spec->context);
     read_i32(&c, "embedding_length", true, INT32_MAX, &spec->hidden);

@@ -52,7 +52,7 @@ static int results_open(struct model *model, struct err *err) {
     int rc = backend_alloc(model->backend, MEMORY_PINNED, model->results_bytes, &p, err);
     if (rc) return rc;
     model->results = p;
-    return sample_state_open(model->backend, model->limits.max_num_seqs, model->spec.vocab, &model->sample_state, err);
+    return sample_state_open(model->backend, model->limits.max_num_seqs, model->sample_vocab, &model->sample_state, err);
 }
 
 static int model_fill(struct model *model, struct model_files *files, const struct model_options *options,

@@ -81,7 +81,9 @@ struct model; /* opaque */
 struct model_options {
     struct model_limits limits;
     int32_t pages_total;  /* page 0 is the dummy */
-    int32_t sample_vocab; /* ids that the tokenizer knows: rows of the table beyond are padding, never drawn; 0: all */
+    /* Ids that the tokenizer knows; rows of the table beyond are padding, never drawn. Ids of prompts, bans and biases
+     * must lie below it too. 0: all of the table. */
+    int32_t sample_vocab;
     bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
     uint64_t seed;
 };

@@ -360,6 +360,47 @@ static void test_memory_plan(void **state) {
     tiny_free(&m);
 }
 
+/* Rows of the table beyond what the tokenizer knows are padding: never drawn, however large their logits. */
+static void test_padding_is_not_drawn(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", "");
+    struct backend_options backend = {.device = DEVICE_CPU, .threads = 1, .cpu_activations = CPU_ACTIVATIONS_F32};
+    struct model_options options = {.limits = {4, 64, 64, PAGE, DTYPE_F16}, .pages_total = 16};
+    struct err err = {0};
+    int32_t ids[8], drawn[2];
+    tiny_make(&m, 4);
+    make_ids(ids, 8, 5);
+    for (int i = 0; i < 2; i++) {
+        struct run r;
+        options.sample_vocab = i ? drawn[0] : 0;
+        if (run_open(&r, m.folder, &backend, &options, &err)) fail_msg("%s", err.text);
+        step(&r, &(struct feed){0, 0, 8, 1, ids}, 1);
+        drawn[i] = r.results[0].id;
+        run_close(&r);
+    }
+    assert_in_range(drawn[0], 1, VOCAB - 1);
+    assert_in_range(drawn[1], 0, drawn[0] - 1);
+    tiny_free(&m);
+}
+
+static void test_open_refused(void **state) {
+    struct tiny_model m = tiny("LlamaForCausalLM", "");
+    struct backend_options backend = {.device = DEVICE_CPU, .threads = 1};
+    const struct model_options good = {.limits = {4, 64, 64, PAGE, DTYPE_F16}, .pages_total = 16};
+    struct model_options bad[3] = {good, good, good};
+    bad[0].sample_vocab = VOCAB + 1;
+    bad[1].pages_total = 1;
+    bad[2].limits.max_num_seqs = 0;
+    tiny_make(&m, 4);
+    for (int i = 0; i < 3; i++) {
+        struct run r;
+        struct err err = {0};
+        assert_int_equal(run_open(&r, m.folder, &backend, &bad[i], &err), ERR_INVALID);
+        assert_true(err.text[0] != '\0');
+        run_close(&r);
+    }
+    tiny_free(&m);
+}
+
 static void test_dummy_weights(void **state) {
     struct tiny_model m = tiny("LlamaForCausalLM", "");
     struct backend_options backend = {.device = DEVICE_CPU, .threads = 1, .cpu_activations = CPU_ACTIVATIONS_INT8};
@@ -392,7 +433,8 @@ int main(void) {
         cmocka_unit_test(test_gguf_qwen3),      cmocka_unit_test(test_gguf_smollm3),
         cmocka_unit_test(test_bits_f32),        cmocka_unit_test(test_bits_int8),
         cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_memory_plan),
-        cmocka_unit_test(test_dummy_weights),
+        cmocka_unit_test(test_padding_is_not_drawn),
+        cmocka_unit_test(test_open_refused), cmocka_unit_test(test_dummy_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -436,6 +436,12 @@ static void test_gguf_config(void **state) {
     assert_int_equal(gguf_config(&b, &spec, &err), ERR_INVALID);
     assert_non_null(strstr(err.text, "KV heads"));
 
+    gguf_base(&b, "llama", 1);
+    put_pair_u32(&b, "split.count", 3);
+    gguf_end(&b);
+    assert_int_equal(gguf_config(&b, &spec, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "one of 3 files of a split model"));
+
     gguf_base(&b, "mamba", 0);
     gguf_end(&b);
     assert_int_equal(gguf_config(&b, &spec, &err), ERR_UNSUPPORTED);
