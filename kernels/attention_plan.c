@@ -27,7 +27,9 @@ int32_t attention_tile_heads(int32_t n_heads, int32_t n_kv_heads, int32_t head_d
     return rows;
 }
 
-int32_t attention_tile_tokens(int32_t tile_heads, int32_t head_dim) { return attention_tile_rows(head_dim) / tile_heads; }
+int32_t attention_tile_tokens(int32_t tile_heads, int32_t head_dim) {
+    return attention_tile_rows(head_dim) / tile_heads;
+}
 
 struct attention_workspace attention_workspace_of(int64_t pairs, int32_t n_heads, int32_t head_dim) {
     struct attention_workspace w = {.bytes = SIZE_MAX};

@@ -22,11 +22,11 @@
  * and still cuts a context of 1000 tokens into 4 pieces for each KV head. */
 #define ATTENTION_SPLIT 256
 
-/* Rows (query token, query head) of a tile, and the floats they may take: with 96 rows widening a block of keys is 3 % of
- * the work with them, and 96 rows of 64 values are 24 KB each of queries and of sums, so that a tile stays within half a
- * megabyte of second-level cache. Wider heads get fewer rows. */
-#define ATTENTION_ROWS        96
-#define ATTENTION_ROW_VALUES  6144
+/* Rows (query token, query head) of a tile, and the floats they may take: with 96 rows widening a block of keys is 3 %
+ * of the work with them, and 96 rows of 64 values are 24 KB each of queries and of sums, so that a tile stays within
+ * half a megabyte of second-level cache. Wider heads get fewer rows. */
+#define ATTENTION_ROWS         96
+#define ATTENTION_ROW_VALUES   6144
 #define ATTENTION_HEAD_DIM_MAX 512
 
 /* (query, split) pairs that may leave partial results in the workspace in one step. Only batches too small to fill the

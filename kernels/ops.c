@@ -11,9 +11,17 @@ int contract_broken(struct err *err, const char *op, const char *condition) {
 
 const char *op_kind_name(enum op_kind kind) {
     static const char *const names[OP_KIND_COUNT] = {
-        [OP_EMBED] = "embed",   [OP_RMS_NORM] = "rms_norm", [OP_LINEAR] = "linear",      [OP_GATED_ACT] = "gated_act",
-        [OP_ROPE] = "rope",     [OP_KV_WRITE] = "kv_write", [OP_ATTENTION] = "attention", [OP_KV_COPY] = "kv_copy",
-        [OP_SAMPLE] = "sample", [OP_SCALE] = "scale",       [OP_GATHER_ROWS] = "gather_rows",
+        [OP_EMBED] = "embed",
+        [OP_RMS_NORM] = "rms_norm",
+        [OP_LINEAR] = "linear",
+        [OP_GATED_ACT] = "gated_act",
+        [OP_ROPE] = "rope",
+        [OP_KV_WRITE] = "kv_write",
+        [OP_ATTENTION] = "attention",
+        [OP_KV_COPY] = "kv_copy",
+        [OP_SAMPLE] = "sample",
+        [OP_SCALE] = "scale",
+        [OP_GATHER_ROWS] = "gather_rows",
     };
     return (unsigned)kind < OP_KIND_COUNT ? names[kind] : "unknown";
 }
@@ -59,8 +67,8 @@ int op_linear(struct backend *backend, const struct op_linear_args *args, struct
     CONTRACT(apart(args->x, span(rows, in, args->x_stride), args->y, span(rows, out, args->y_stride)));
     int64_t begin = launch_begin(backend);
     int rc = cpu_op_linear(backend, args, err);
-    launch_end(backend, OP_LINEAR, begin,
-               (int64_t)args->w->bytes + 4 * rows * (in + out * (args->accumulate ? 2 : 1)), 2 * rows * in * out);
+    launch_end(backend, OP_LINEAR, begin, (int64_t)args->w->bytes + 4 * rows * (in + out * (args->accumulate ? 2 : 1)),
+               2 * rows * in * out);
     return rc;
 }
 

@@ -1,13 +1,13 @@
-/* ops_private.h: what the files that check the contracts of ops.h share: how a broken contract is reported, how a launch
- * is measured, and when two tensors overlap. Included by ops.c and ops_*.c alone; rank thread. */
+/* ops_private.h: what the files that check the contracts of ops.h share: how a broken contract is reported, how a
+ * launch is measured, and when two tensors overlap. Included by ops.c and ops_*.c alone; rank thread. */
 #ifndef QUIRE_KERNELS_OPS_PRIVATE_H
 #define QUIRE_KERNELS_OPS_PRIVATE_H
 
 #include "engine/base/clock.h"
 #include "kernels/backend_internal.h"
 
-/* Ends the op with ERR_INVALID that quotes the condition. A step makes some 300 of these checks' functions: each condition
- * is a few comparisons, none walks over rows or values. */
+/* Ends the op with ERR_INVALID that quotes the condition. A step makes some 300 of these checks' functions: each
+ * condition is a few comparisons, none walks over rows or values. */
 #define CONTRACT(condition)                                                                                            \
     do {                                                                                                               \
         if (__builtin_expect(!(condition), 0)) return contract_broken(err, __func__, #condition);                      \
@@ -16,7 +16,9 @@
 __attribute__((cold)) int contract_broken(struct err *err, const char *op, const char *condition);
 
 /* True when p is there and aligned for f32 and i32. */
-static inline bool aligned4(const void *p) { return p && ((uintptr_t)p & 3) == 0; }
+static inline bool aligned4(const void *p) {
+    return p && ((uintptr_t)p & 3) == 0;
+}
 
 /* Values from the first to the last of [rows, cols] with this stride. */
 static inline int64_t span(int64_t rows, int64_t cols, int64_t stride) {

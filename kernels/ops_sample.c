@@ -4,7 +4,9 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/ops_private.h"
 
-size_t sample_state_bytes(int32_t slots, int32_t vocab) { return cpu_sample_state_bytes(slots, vocab); }
+size_t sample_state_bytes(int32_t slots, int32_t vocab) {
+    return cpu_sample_state_bytes(slots, vocab);
+}
 
 int sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
                       struct err *err) {
@@ -16,7 +18,9 @@ void sample_state_close(struct backend *backend, struct sample_state *state) {
     if (state) cpu_sample_state_close(backend, state);
 }
 
-int32_t *sample_state_last_token(struct sample_state *state) { return cpu_sample_state_last_token(state); }
+int32_t *sample_state_last_token(struct sample_state *state) {
+    return cpu_sample_state_last_token(state);
+}
 
 static bool ids_valid(const int32_t *ids, int32_t count, int32_t vocab) {
     if (count < 0 || (count > 0 && !ids)) return false;

@@ -37,7 +37,7 @@ struct attention_work {
     struct attention_scratch scratch;
     const int32_t *pages; /* of the sequence */
     int32_t head_begin, heads, kv_head, rows;
-    int32_t key_end; /* of the item: keys from there on are not fetched */
+    int32_t key_end;                                /* of the item: keys from there on are not fetched */
     int32_t lo[ATTENTION_ROWS], hi[ATTENTION_ROWS]; /* what each row sees of the block or split at hand */
 };
 
@@ -85,8 +85,8 @@ static void queries_load(struct attention_work *work) {
     const float scale = args->scale * LOG2_E;
     float *restrict out = work->scratch.q;
     for (int64_t i = 0; i < work->tile->q_count; i++) {
-        const float *q = (const float *)args->q + (work->tile->q_begin + i) * args->q_stride +
-                         work->head_begin * head_dim;
+        const float *q =
+            (const float *)args->q + (work->tile->q_begin + i) * args->q_stride + work->head_begin * head_dim;
         for (int32_t h = 0; h < work->heads; h++, q += head_dim, out += work->launch->stride)
             for (int64_t d = 0; d < head_dim; d++) out[d] = q[d] * scale;
     }
@@ -123,8 +123,8 @@ static struct attention_run page_run(const struct attention_work *work, int32_t 
     const struct kv_layer *kv = &work->launch->args->kv;
     int32_t page = begin / kv->page_size, offset = begin - page * kv->page_size, left = kv->page_size - offset;
     size_t element = work->launch->f16 ? 2 : 4;
-    size_t row = ((size_t)k_or_v * (size_t)kv->n_kv_heads + (size_t)work->kv_head) * (size_t)kv->page_size +
-                 (size_t)offset;
+    size_t row =
+        ((size_t)k_or_v * (size_t)kv->n_kv_heads + (size_t)work->kv_head) * (size_t)kv->page_size + (size_t)offset;
     return (struct attention_run){
         .data = (const char *)kv->base + (size_t)work->pages[page] * kv->page_stride_bytes +
                 row * (size_t)kv->head_dim * element,
@@ -140,8 +140,7 @@ static bool rows_are_many(const struct attention_work *work) {
 }
 
 /* The whole range as one run of f32 values. */
-static struct attention_run block_widen(const struct attention_work *work, int32_t begin, int32_t end,
-                                        int32_t k_or_v) {
+static struct attention_run block_widen(const struct attention_work *work, int32_t begin, int32_t end, int32_t k_or_v) {
     const struct attention_launch *launch = work->launch;
     for (int32_t at = begin; at < end;) {
         struct attention_run run = page_run(work, at, end, k_or_v);
@@ -199,8 +198,8 @@ static void split_add(struct attention_work *work, int32_t split) {
     }
 }
 
-/* total += one split of one row, both brought to the larger of their scales, so that one factor is 1. The splits of a row
- * are folded in rising order, whoever computed them. */
+/* total += one split of one row, both brought to the larger of their scales, so that one factor is 1. The splits of a
+ * row are folded in rising order, whoever computed them. */
 static void fold(const struct attention_work *work, int32_t r, float largest, float sum, const float *values) {
     const struct attention_sums *total = &work->scratch.total;
     float before = total->largest[r], a = 1.0f, b = 1.0f;

@@ -3,7 +3,8 @@
  * sequences or plans. Called inside tiles by any worker.
  *
  * What is computed for a row does not depend on the other rows, nor on where in the block a run of keys begins: dot
- * products add over head_dim in one order, sums of values over keys in rising order, keys beyond a row's range add zero. */
+ * products add over head_dim in one order, sums of values over keys in rising order, keys beyond a row's range add
+ * zero. */
 #ifndef QUIRE_KERNELS_CPU_ATTENTION_H
 #define QUIRE_KERNELS_CPU_ATTENTION_H
 
@@ -13,13 +14,13 @@
 #include "kernels/attention_plan.h"
 #include "kernels/cpu/machine.h"
 
-/* Floats from one row of scores to the next: the kernels write in fours and may pass the block's end; and 320 bytes keep
- * the rows off each other's cache sets. */
+/* Floats from one row of scores to the next: the kernels write in fours and may pass the block's end; and 320 bytes
+ * keep the rows off each other's cache sets. */
 #define ATTENTION_SCORE_STRIDE (ATTENTION_BLOCK + 16)
 
-/* A run of keys or values: [count, head_dim] f32 or f16, `stride` elements from one to the next. With few rows a cache that
- * is larger than the processor's comes at the speed of memory, so the kernels ask for what comes next while they work:
- * `ahead` is laid out as `data` is, and is only prefetched. */
+/* A run of keys or values: [count, head_dim] f32 or f16, `stride` elements from one to the next. With few rows a cache
+ * that is larger than the processor's comes at the speed of memory, so the kernels ask for what comes next while they
+ * work: `ahead` is laid out as `data` is, and is only prefetched. */
 struct attention_run {
     const void *data, *ahead; /* ahead: NULL for none */
     int64_t stride;
@@ -40,8 +41,9 @@ struct attention_kernels {
     /* scores[r * ATTENTION_SCORE_STRIDE + i] = q_r . k_i. q is [rows, q_stride] f32, 64-byte aligned. */
     void (*scores)(const float *q, int64_t q_stride, int32_t rows, int32_t head_dim, const struct attention_run *keys,
                    float *scores);
-    /* Turns scores into weights 2^(score - largest) in place, for keys key_begin .. key_end - 1 of the block; row r sees
-     * lo[r] <= key < hi[r] of them, the others get weight 0; with lo NULL every row sees all. Brings sums->largest and
+    /* Turns scores into weights 2^(score - largest) in place, for keys key_begin .. key_end - 1 of the block; row r
+     * sees lo[r] <= key < hi[r] of them, the others get weight 0; with lo NULL every row sees all. Brings sums->largest
+     * and
      * ->sum up to date and rescales ->values. soft_cap 0: none. */
     void (*weights)(float *scores, int32_t rows, int32_t head_dim, int32_t key_begin, int32_t key_end,
                     const int32_t *lo, const int32_t *hi, float soft_cap, const struct attention_sums *sums);
@@ -50,8 +52,8 @@ struct attention_kernels {
                    const struct attention_sums *sums);
     /* total = total * a + values * b, [count] */
     void (*fold)(float *total, float a, const float *values, float b, int32_t count);
-    /* out = values * factor + 0. The addition turns -0 into 0: a key of weight 0 that only some batches look at may have
-     * done so already. */
+    /* out = values * factor + 0. The addition turns -0 into 0: a key of weight 0 that only some batches look at may
+     * have done so already. */
     void (*finish)(const float *values, float factor, float *out, int32_t count);
     /* out [count, out_stride] f32 = the run of f16 values. */
     void (*widen)(const struct attention_run *run, int32_t head_dim, float *out, int64_t out_stride);

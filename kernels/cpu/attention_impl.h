@@ -1,10 +1,10 @@
-/* attention_impl.h: the bodies of attention.h, compiled once for each instruction set by the file that includes a simd_*.h
- * header and then this one. Register tiles are functions with constant bounds that the compiler unrolls. */
+/* attention_impl.h: the bodies of attention.h, compiled once for each instruction set by the file that includes a
+ * simd_*.h header and then this one. Register tiles are functions with constant bounds that the compiler unrolls. */
 
 #include "kernels/cpu/attention.h"
 
-#define TILE static inline __attribute__((always_inline))
-#define KEYS 4    /* keys of a tile of scores: vf_hsum4 adds four dot products at once */
+#define TILE    static inline __attribute__((always_inline))
+#define KEYS    4 /* keys of a tile of scores: vf_hsum4 adds four dot products at once */
 #define COLUMNS 4 /* vectors of head_dim of a tile of values */
 
 TILE vf load_kv(const void *row, int64_t d, bool f16) {
@@ -25,8 +25,8 @@ TILE void run_prefetch(const struct attention_run *run, int64_t i, int32_t head_
     for (int32_t byte = 0; byte < head_dim * (f16 ? 2 : 4); byte += 64) __builtin_prefetch(row + byte);
 }
 
-/* Scores of `rows` rows with all keys of a run, four keys at a time. Past the last key it is taken again: the extra scores
- * lie outside the block or are written over by the next run. */
+/* Scores of `rows` rows with all keys of a run, four keys at a time. Past the last key it is taken again: the extra
+ * scores lie outside the block or are written over by the next run. */
 TILE void scores_rows(const float *q, int64_t q_stride, int rows, int32_t head_dim, const struct attention_run *run,
                       bool f16, float *scores) {
     for (int32_t i = 0; i < run->count; i += KEYS) {

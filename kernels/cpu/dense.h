@@ -22,8 +22,8 @@ struct dense_kernels {
     /* x [heads, head_dim] of one token, turned by cos_sin [rotary_dim] of its position. */
     void (*rope)(float *x, const float *cos_sin, int64_t heads, int64_t head_dim, int64_t rotary_dim,
                  enum rope_kind kind);
-    /* f32 to IEEE half, to nearest even; finite values beyond the range become the largest half, so that one large value
-     * does not turn every later score into NaN. */
+    /* f32 to IEEE half, to nearest even; finite values beyond the range become the largest half, so that one large
+     * value does not turn every later score into NaN. */
     void (*narrow)(const float *x, uint16_t *out, int64_t count);
 };
 

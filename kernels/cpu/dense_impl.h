@@ -1,5 +1,5 @@
-/* dense_impl.h: the bodies of dense.h, compiled once for each instruction set by the file that includes a simd_*.h header
- * and then this one. */
+/* dense_impl.h: the bodies of dense.h, compiled once for each instruction set by the file that includes a simd_*.h
+ * header and then this one. */
 
 #include <math.h>
 
@@ -27,8 +27,7 @@ static void rms_norm(float *x, const float *delta, const float *weight, float *o
     int64_t whole = dim - dim % SIMD_LANES, rest = dim - whole;
     if (delta) {
         for (int64_t i = 0; i < whole; i += SIMD_LANES) vf_store(x + i, vf_add(vf_load(x + i), vf_load(delta + i)));
-        if (rest)
-            vf_store_n(x + whole, vf_add(vf_load_n(x + whole, rest), vf_load_n(delta + whole, rest)), rest);
+        if (rest) vf_store_n(x + whole, vf_add(vf_load_n(x + whole, rest), vf_load_n(delta + whole, rest)), rest);
     }
     float inverse = 1.0f / sqrtf(square_sum(x, dim) / (float)dim + eps);
     vf factor = vf_set1(inverse), shift = vf_set1(offset);
@@ -68,8 +67,7 @@ static inline vf scale_cap(vf x, vf factor, float cap) {
 
 static void scale(float *x, int64_t count, float factor, float cap) {
     int64_t whole = count - count % SIMD_LANES, rest = count - whole;
-    for (int64_t i = 0; i < whole; i += SIMD_LANES)
-        vf_store(x + i, scale_cap(vf_load(x + i), vf_set1(factor), cap));
+    for (int64_t i = 0; i < whole; i += SIMD_LANES) vf_store(x + i, scale_cap(vf_load(x + i), vf_set1(factor), cap));
     if (rest) vf_store_n(x + whole, scale_cap(vf_load_n(x + whole, rest), vf_set1(factor), cap), rest);
 }
 
@@ -126,8 +124,7 @@ static void rope(float *x, const float *cos_sin, int64_t heads, int64_t head_dim
 static void narrow(const float *x, uint16_t *out, int64_t count) {
     const vf hi = vf_set1(65504.0f), lo = vf_set1(-65504.0f);
     int64_t whole = count - count % SIMD_LANES, rest = count - whole;
-    for (int64_t i = 0; i < whole; i += SIMD_LANES)
-        vf_store_f16(out + i, vf_min(hi, vf_max(lo, vf_load(x + i))));
+    for (int64_t i = 0; i < whole; i += SIMD_LANES) vf_store_f16(out + i, vf_min(hi, vf_max(lo, vf_load(x + i))));
     if (rest) vf_store_f16_n(out + whole, vf_min(hi, vf_max(lo, vf_load_n(x + whole, rest))), rest);
 }
 

@@ -36,8 +36,8 @@ static void kv_write_tile(void *ctx, int64_t tile, int32_t worker) {
     for (int64_t t = begin; t < end; t++) {
         while (shape->q_start[s + 1] <= t) s++;
         int32_t position = args->positions[t];
-        int32_t page = args->table.pages[(int64_t)shape->slots[s] * args->table.max_pages +
-                                         position / args->kv.page_size];
+        int32_t page =
+            args->table.pages[(int64_t)shape->slots[s] * args->table.max_pages + position / args->kv.page_size];
         int32_t offset = position % args->kv.page_size;
         kv_store(write, (const float *)args->k + t * args->kv_stride, page, offset, 0);
         kv_store(write, (const float *)args->v + t * args->kv_stride, page, offset, 1);

@@ -22,7 +22,8 @@ static void rms_norm_tile(void *ctx, int64_t tile, int32_t worker) {
 int cpu_op_rms_norm(struct backend *backend, const struct op_rms_norm_args *args, struct err *err) {
     struct rms_norm norm = {args, dense_kernels_get(backend->cpu->isa), args->rows};
     if (args->rows == 0) return 0;
-    if (args->rows * args->dim >= DENSE_TEAM_VALUES) norm.tile_rows = (DENSE_TEAM_VALUES / 4 + args->dim - 1) / args->dim;
+    if (args->rows * args->dim >= DENSE_TEAM_VALUES)
+        norm.tile_rows = (DENSE_TEAM_VALUES / 4 + args->dim - 1) / args->dim;
     team_run(backend->cpu->team, rms_norm_tile, &norm, (args->rows + norm.tile_rows - 1) / norm.tile_rows);
     return 0;
 }

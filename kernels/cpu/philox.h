@@ -1,5 +1,6 @@
-/* philox.h: Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random numbers:
- * as easy as 1, 2, 3", SC 2011). A pure function of counter and key: no state to keep, to share or to restore. */
+/* philox.h: Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random
+ * numbers: as easy as 1, 2, 3", SC 2011). A pure function of counter and key: no state to keep, to share or to restore.
+ */
 #ifndef QUIRE_KERNELS_CPU_PHILOX_H
 #define QUIRE_KERNELS_CPU_PHILOX_H
 
@@ -13,8 +14,8 @@ static inline struct philox philox4x32_10(struct philox counter, uint32_t key0, 
     uint32_t *c = counter.word;
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xd2511f53u * c[0], b = (uint64_t)0xcd9e8d57u * c[2];
-        struct philox next = {{(uint32_t)(b >> 32) ^ c[1] ^ key0, (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ key1,
-                               (uint32_t)a}};
+        struct philox next = {
+            {(uint32_t)(b >> 32) ^ c[1] ^ key0, (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ key1, (uint32_t)a}};
         counter = next;
         key0 += 0x9e3779b9u; /* golden ratio */
         key1 += 0xbb67ae85u; /* square root of 3, less one */

@@ -16,17 +16,17 @@
 /* Bounds computed in one way and compared in another are widened by this much in exp's argument. */
 #define SAMPLE_SLACK 1e-3
 
-/* nucleus_keep narrows its bracket until so few ids are left that cutting them costs no more than a pass (8 us), or until
- * the bracket is as narrow as f32 can tell: 10 passes narrow 14 nats to 1e-6. */
+/* nucleus_keep narrows its bracket until so few ids are left that cutting them costs no more than a pass (8 us), or
+ * until the bracket is as narrow as f32 can tell: 10 passes narrow 14 nats to 1e-6. */
 #define NUCLEUS_FEW    512
 #define NUCLEUS_PASSES 10
 
 /* A worker's memory for a row. */
 struct sample_area {
-    double *blocks;                /* [vocab / SAMPLE_SUM_BLOCK + 1] */
+    double *blocks;                 /* [vocab / SAMPLE_SUM_BLOCK + 1] */
     float *copy, *values, *weights; /* [vocab] */
-    int32_t *ids;                  /* [vocab] */
-    float *groups;                 /* [SAMPLE_GROUPS_MAX(vocab)] */
+    int32_t *ids;                   /* [vocab] */
+    float *groups;                  /* [SAMPLE_GROUPS_MAX(vocab)] */
 };
 
 struct sample_launch {
@@ -96,8 +96,8 @@ static void penalties_apply(const struct sample_work *work, float *x) {
     }
 }
 
-/* Points work->x at the logits to draw from: the row itself where nothing changes it, else a changed copy. A ban adds minus
- * infinity, so that NaN stays NaN. */
+/* Points work->x at the logits to draw from: the row itself where nothing changes it, else a changed copy. A ban adds
+ * minus infinity, so that NaN stays NaN. */
 static void logits_process(struct sample_work *work, const float *logits) {
     const struct sample_row *row = work->row;
     const struct sample_params *p = &row->params;
@@ -119,7 +119,9 @@ static float kth_bound(const float *groups, int64_t group_count, int64_t k) {
     return sample_key_value(sample_cut_find(groups, NULL, group_count, (double)k).key);
 }
 
-static bool keeps_some(const struct sample_params *p, int64_t vocab) { return p->top_k > 0 && p->top_k < vocab; }
+static bool keeps_some(const struct sample_params *p, int64_t vocab) {
+    return p->top_k > 0 && p->top_k < vocab;
+}
 
 /* The logit below which no candidate can pass min_p and top_k. */
 static float candidates_bound(struct sample_work *work, float scale) {
@@ -149,8 +151,8 @@ static void candidates_cut(struct candidates *c, struct sample_cut cut, const fl
     c->total = weights_sum(c);
 }
 
-/* Locally typical sampling (Meister, Pimentel, Wiher and Cotterell, 2022): those whose surprise -log p lies nearest to the
- * entropy, until they hold typical_p of the probability. */
+/* Locally typical sampling (Meister, Pimentel, Wiher and Cotterell, 2022): those whose surprise -log p lies nearest to
+ * the entropy, until they hold typical_p of the probability. */
 static void typical_cut(struct candidates *c, float typical_p, float largest, float scale, float *order) {
     double log_total = log(c->total), entropy = 0.0;
     for (int64_t i = 0; i < c->count; i++) {
@@ -179,9 +181,10 @@ static struct candidates candidates_filter(struct sample_work *work, float scale
     return c;
 }
 
-/* top_p over the whole row, with no candidate moved: area.weights becomes the weights of the kept ids and zero elsewhere,
- * area.blocks their sums; returns the sum of all. The lowest kept weight is enclosed by passes that take the mass above
- * four thresholds at once, each making the bracket five times narrower; what is left in it is cut exactly. */
+/* top_p over the whole row, with no candidate moved: area.weights becomes the weights of the kept ids and zero
+ * elsewhere, area.blocks their sums; returns the sum of all. The lowest kept weight is enclosed by passes that take the
+ * mass above four thresholds at once, each making the bracket five times narrower; what is left in it is cut exactly.
+ */
 static double nucleus_keep(struct sample_work *work, float scale) {
     const struct sample_kernels *kernels = work->launch->kernels;
     const struct sample_area *area = &work->area;

@@ -1,8 +1,9 @@
-/* sample_kernels.h: the passes of the CPU sampler over a whole row of logits, one table an instruction set. Pure functions
- * called by any worker; they know no parameters and no state.
+/* sample_kernels.h: the passes of the CPU sampler over a whole row of logits, one table an instruction set. Pure
+ * functions called by any worker; they know no parameters and no state.
  *
- * A group is 64 values of a row (less at its end), and a row of group maxima comes as a by-product of the scan. The later
- * passes use it to skip what cannot matter, and the k-th largest group maximum bounds the k-th largest value from below. */
+ * A group is 64 values of a row (less at its end), and a row of group maxima comes as a by-product of the scan. The
+ * later passes use it to skip what cannot matter, and the k-th largest group maximum bounds the k-th largest value from
+ * below. */
 #ifndef QUIRE_KERNELS_CPU_SAMPLE_KERNELS_H
 #define QUIRE_KERNELS_CPU_SAMPLE_KERNELS_H
 
@@ -33,7 +34,8 @@ struct sample_kernels {
                        float *values);
     /* out = exp((x - largest) * scale) */
     void (*exps)(const float *x, int64_t count, float largest, float scale, float *out);
-    /* The sums of exps over each SAMPLE_SUM_BLOCK values; the return value is their sum. With `out` the exps stay there. */
+    /* The sums of exps over each SAMPLE_SUM_BLOCK values; the return value is their sum. With `out` the exps stay
+     * there. */
     double (*exp_sums)(const float *x, int64_t count, float largest, float scale, float *out, double *blocks);
     /* masses[j] = sum of the weights >= thresholds[j] */
     void (*masses)(const float *weights, int64_t count, const float *thresholds, double *masses);

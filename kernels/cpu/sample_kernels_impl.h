@@ -1,5 +1,5 @@
-/* sample_kernels_impl.h: the bodies of sample_kernels.h, compiled once for each instruction set by the file that includes a
- * simd_*.h header and then this one.
+/* sample_kernels_impl.h: the bodies of sample_kernels.h, compiled once for each instruction set by the file that
+ * includes a simd_*.h header and then this one.
  *
  * A stretch is 64 vectors of a row. Lane i of all its vectors is one group, so the maxima of a stretch's groups are one
  * vector and cost no step across lanes. */

@@ -3,9 +3,7 @@
 #define DIGITS       3
 #define DIGIT_VALUES 2048
 
-static const struct {
-    uint32_t shift, mask;
-} digits[DIGITS] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
+static const struct { uint32_t shift, mask; } digits[DIGITS] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
 
 /* Weight of each value of a digit, over the candidates whose higher digits are `prefix`. */
 static void histogram_fill(double *histogram, const float *order, const float *weights, int64_t count, uint32_t prefix,

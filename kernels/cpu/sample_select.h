@@ -1,6 +1,6 @@
-/* sample_select.h: which of a row's candidates stay. A cut keeps the candidates of highest order until so much weight is
- * kept, the first ones among equals; it is found by counting digits of the order from the most significant down, so its
- * cost is linear however the candidates lie, and no one is moved. Pure functions of their arguments; any worker. */
+/* sample_select.h: which of a row's candidates stay. A cut keeps the candidates of highest order until so much weight
+ * is kept, the first ones among equals; it is found by counting digits of the order from the most significant down, so
+ * its cost is linear however the candidates lie, and no one is moved. Pure functions of their arguments; any worker. */
 #ifndef QUIRE_KERNELS_CPU_SAMPLE_SELECT_H
 #define QUIRE_KERNELS_CPU_SAMPLE_SELECT_H
 
@@ -28,8 +28,8 @@ static inline float sample_key_value(uint32_t key) {
     return value;
 }
 
-/* The smallest set of highest order [count] whose weights sum up to `target` at least; all when they never do. Weights are
- * [count], or NULL for 1 each. At least one stays when count and target are positive. */
+/* The smallest set of highest order [count] whose weights sum up to `target` at least; all when they never do. Weights
+ * are [count], or NULL for 1 each. At least one stays when count and target are positive. */
 struct sample_cut sample_cut_find(const float *order, const float *weights, int64_t count, double target);
 
 /* True when a candidate stays; call it for the candidates in rising order of index, once each. */

@@ -40,7 +40,9 @@ void cpu_sample_state_close(struct backend *backend, struct sample_state *base) 
     mem_free(state);
 }
 
-int32_t *cpu_sample_state_last_token(struct sample_state *base) { return ((struct cpu_sample_state *)base)->last_token; }
+int32_t *cpu_sample_state_last_token(struct sample_state *base) {
+    return ((struct cpu_sample_state *)base)->last_token;
+}
 
 /* Adds to an id's count, listing it when it is new. */
 static void count_add(struct cpu_sample_state *state, int32_t slot, int32_t id, bool in_prompt) {

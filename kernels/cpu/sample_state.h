@@ -1,8 +1,8 @@
-/* sample_state.h: what the CPU sampler remembers of a slot: the token drawn last, and for the penalties which ids the prompt
- * holds and how often each was drawn. Rank thread, and inside op_sample one worker a slot.
+/* sample_state.h: what the CPU sampler remembers of a slot: the token drawn last, and for the penalties which ids the
+ * prompt holds and how often each was drawn. Rank thread, and inside op_sample one worker a slot.
  *
- * Invariant: counts[id] of a slot is non-zero exactly for the ids listed in `seen`, each once. Reset therefore touches what
- * was touched, and the memory of a slot that tracks nothing is never read or written. */
+ * Invariant: counts[id] of a slot is non-zero exactly for the ids listed in `seen`, each once. Reset therefore touches
+ * what was touched, and the memory of a slot that tracks nothing is never read or written. */
 #ifndef QUIRE_KERNELS_CPU_SAMPLE_STATE_H
 #define QUIRE_KERNELS_CPU_SAMPLE_STATE_H
 

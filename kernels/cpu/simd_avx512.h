@@ -7,37 +7,73 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SIMD_LANES 16
-#define SIMD_ROWS_MAX 6 /* 6 x 4 sums, 6 rows and a column: 31 of the 32 registers */
+#define SIMD_LANES      16
+#define SIMD_ROWS_MAX   6 /* 6 x 4 sums, 6 rows and a column: 31 of the 32 registers */
 #define SIMD_NAME(name) name##_avx512
 
 typedef __m512 vf;
 
-static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
-static inline vf vf_zero(void) { return _mm512_setzero_ps(); }
-static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
-static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf vf_set1(float x) {
+    return _mm512_set1_ps(x);
+}
+static inline vf vf_zero(void) {
+    return _mm512_setzero_ps();
+}
+static inline vf vf_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf x) {
+    _mm512_storeu_ps(p, x);
+}
 
-static inline __mmask16 lanes_below(int64_t n) { return (__mmask16)((1u << n) - 1u); } /* 0 <= n <= 16 */
-static inline vf vf_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(lanes_below(n), p); }
-static inline void vf_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, lanes_below(n), x); }
+static inline __mmask16 lanes_below(int64_t n) {
+    return (__mmask16)((1u << n) - 1u);
+} /* 0 <= n <= 16 */
+static inline vf vf_load_n(const float *p, int64_t n) {
+    return _mm512_maskz_loadu_ps(lanes_below(n), p);
+}
+static inline void vf_store_n(float *p, vf x, int64_t n) {
+    _mm512_mask_storeu_ps(p, lanes_below(n), x);
+}
 
-static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-static inline vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vf vf_abs(vf x) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x); }
+static inline vf vf_add(vf a, vf b) {
+    return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b) {
+    return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b) {
+    return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b) {
+    return _mm512_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vf vf_fnma(vf a, vf b, vf c) {
+    return _mm512_fnmadd_ps(a, b, c);
+}
+static inline vf vf_max(vf a, vf b) {
+    return _mm512_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b) {
+    return _mm512_min_ps(a, b);
+}
+static inline vf vf_abs(vf x) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x);
+}
 static inline vf vf_copysign(vf size, vf sign) {
     return _mm512_or_ps(vf_abs(size), _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));
 }
 
-static inline vf vf_swap_pairs(vf x) { return _mm512_permute_ps(x, 0xb1); }
+static inline vf vf_swap_pairs(vf x) {
+    return _mm512_permute_ps(x, 0xb1);
+}
 
-static inline vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline vf vf_load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 static inline vf vf_load_f16_n(const uint16_t *p, int64_t n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes_below(n), p));
 }
@@ -57,8 +93,12 @@ static inline __m128 hsum4_of_512(vf a, vf b, vf c, vf d) {
     __m256 all = halves_add(_mm512_add_ps(_mm512_unpacklo_ps(ac, bd), _mm512_unpackhi_ps(ac, bd)));
     return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
-static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) { _mm_storeu_ps(out, hsum4_of_512(a, b, c, d)); }
-static inline float vf_hsum(vf a) { return _mm_cvtss_f32(hsum4_of_512(a, a, a, a)); }
+static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) {
+    _mm_storeu_ps(out, hsum4_of_512(a, b, c, d));
+}
+static inline float vf_hsum(vf a) {
+    return _mm_cvtss_f32(hsum4_of_512(a, a, a, a));
+}
 
 static inline float vf_hmax(vf a) {
     __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -75,10 +115,18 @@ static inline vf vf_keep(vf x, int32_t lo, int32_t hi) {
     return _mm512_mask_blend_ps(inside, _mm512_set1_ps(-INFINITY), x);
 }
 
-static inline uint32_t vf_bits_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
-static inline uint32_t vf_bits_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-static inline uint32_t vf_bits_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-static inline uint32_t vf_bits_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+static inline uint32_t vf_bits_ge(vf a, vf b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+static inline uint32_t vf_bits_gt(vf a, vf b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+static inline uint32_t vf_bits_eq(vf a, vf b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+static inline uint32_t vf_bits_nan(vf a) {
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
 
 static inline vf vf_pow2_of_shifted(vf t) {
     __m512i n = _mm512_slli_epi32(_mm512_castps_si512(t), 23);

@@ -2,9 +2,9 @@
 #ifndef QUIRE_KERNELS_CPU_SIMD_MATH_H
 #define QUIRE_KERNELS_CPU_SIMD_MATH_H
 
-/* exp(x) to about 2 units in the last place. x = n ln 2 + r, |r| <= ln(2)/2, ln 2 in two pieces (Cody and Waite); exp(r) by
- * the polynomial of Cephes' expf. exp(0) is exactly 1. Below -87.33, where the result leaves the normal numbers, it is 0;
- * above 88.37 it stays at exp(88.37). NaN stays NaN. */
+/* exp(x) to about 2 units in the last place. x = n ln 2 + r, |r| <= ln(2)/2, ln 2 in two pieces (Cody and Waite);
+ * exp(r) by the polynomial of Cephes' expf. exp(0) is exactly 1. Below -87.33, where the result leaves the normal
+ * numbers, it is 0; above 88.37 it stays at exp(88.37). NaN stays NaN. */
 static inline vf vf_exp(vf x) {
     const vf lo = vf_set1(-87.33654f), hi = vf_set1(88.37f);
     vf y = vf_min(hi, vf_max(lo, x));
@@ -21,9 +21,9 @@ static inline vf vf_exp(vf x) {
     return vf_zero_below(vf_mul(e, vf_pow2_of_shifted(shifted)), x, lo);
 }
 
-/* 2^x for x <= 0, to 2 units in the last place, exactly 1 at 0. x = n + r, |r| <= 1/2, 2^r by the polynomial of degree 5 with
- * 2^0 = 1 that has the least relative error (9e-8). From -126.5 down it is 0: the exponent field of 2^-127 is. NaN stays
- * NaN. */
+/* 2^x for x <= 0, to 2 units in the last place, exactly 1 at 0. x = n + r, |r| <= 1/2, 2^r by the polynomial of degree
+ * 5 with 2^0 = 1 that has the least relative error (9e-8). From -126.5 down it is 0: the exponent field of 2^-127 is.
+ * NaN stays NaN. */
 static inline vf vf_exp2_below(vf x) {
     vf y = vf_max(vf_set1(-127.0f), x);
     vf shifted = vf_add(y, vf_set1(12582912.0f));

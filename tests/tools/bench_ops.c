@@ -1,10 +1,10 @@
 /* bench_ops: how long each op takes on this machine at the default model's shapes, and how near that is to a limit.
  *
  * usage: bench_ops [--isa portable|avx2|avx512] [--threads N] [--only TEXT] [--ms N] [--gbs LIMIT] [--gflops LIMIT]
- * A case is run again and again for --ms milliseconds (default 60); the median and the fastest are printed, with the bytes
- * and flops the op itself accounts for. Percent is of whichever limit is nearer: --gbs (default 28, what two cores of the
- * reference machine read) or --gflops (default 230, their f32 multiply-adds). Attention goes round 30 layers' caches, as a
- * model does; the other cases are what a warm cache gives. */
+ * A case is run again and again for --ms milliseconds (default 60); the median and the fastest are printed, with the
+ * bytes and flops the op itself accounts for. Percent is of whichever limit is nearer: --gbs (default 28, what two
+ * cores of the reference machine read) or --gflops (default 230, their f32 multiply-adds). Attention goes round 30
+ * layers' caches, as a model does; the other cases are what a warm cache gives. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,17 @@
 #include "kernels/attention_plan.h"
 #include "kernels/ops.h"
 
-enum { HIDDEN = 576, FFN = 1536, HEADS = 9, KV_HEADS = 3, HEAD_DIM = 64, PAGE = 64, VOCAB = 49152, LAYERS = 30,
-       RUNS_MAX = 4096 };
+enum {
+    HIDDEN = 576,
+    FFN = 1536,
+    HEADS = 9,
+    KV_HEADS = 3,
+    HEAD_DIM = 64,
+    PAGE = 64,
+    VOCAB = 49152,
+    LAYERS = 30,
+    RUNS_MAX = 4096
+};
 
 struct bench {
     struct backend *backend;
@@ -87,7 +96,9 @@ static const char *label(char *out, size_t bytes, const char *format, int64_t a,
 }
 
 #define BENCH_OP(op)                                                                                                   \
-    static int run_##op(struct backend *backend, const void *args, struct err *err) { return op(backend, args, err); }
+    static int run_##op(struct backend *backend, const void *args, struct err *err) {                                  \
+        return op(backend, args, err);                                                                                 \
+    }
 BENCH_OP(op_rms_norm)
 BENCH_OP(op_linear)
 BENCH_OP(op_gated_act)
@@ -98,7 +109,8 @@ BENCH_OP(op_sample)
 static void bench_dense(const struct bench *bench) {
     char name[64];
     const int64_t rows[] = {1, 32, 512};
-    float *x = values_random(512 * 2 * FFN, 1.0f), *y = values_random(512 * 2 * FFN, 1.0f), *w = values_random(HIDDEN, 1);
+    float *x = values_random(512 * 2 * FFN, 1.0f), *y = values_random(512 * 2 * FFN, 1.0f),
+          *w = values_random(HIDDEN, 1);
     float *table = mem_alloc(HEAD_DIM * sizeof *table); /* a true rotation, so that values keep their size */
     for (int i = 0; i < HEAD_DIM; i++) table[i] = i < HEAD_DIM / 2 ? cosf(0.3f) : sinf(0.3f);
     int32_t *positions = mem_zalloc(512, sizeof *positions);
@@ -111,8 +123,9 @@ static void bench_dense(const struct bench *bench) {
         act.activation = ACTIVATION_GELU_TANH;
         bench_run(bench, label(name, sizeof name, "gelu_tanh %lldx%lld", rows[i], FFN), run_op_gated_act, &act);
         const int64_t stride = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
-        struct op_rope_args rope = {x, x + HEADS * HEAD_DIM, positions, table, rows[i], HEADS, KV_HEADS, HEAD_DIM,
-                                    HEAD_DIM, stride, stride, ROPE_NEIGHBOURS};
+        struct op_rope_args rope = {
+            x,      x + HEADS * HEAD_DIM, positions, table, rows[i], HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, stride,
+            stride, ROPE_NEIGHBOURS};
         bench_run(bench, label(name, sizeof name, "rope neighbours %lld", rows[i], 0), run_op_rope, &rope);
         rope.kind = ROPE_HALVES;
         bench_run(bench, label(name, sizeof name, "rope halves %lld", rows[i], 0), run_op_rope, &rope);
@@ -135,7 +148,8 @@ static struct weight *weight_random(const struct bench *bench, int64_t rows, int
 
 static void bench_linear(const struct bench *bench) {
     char name[64];
-    const int64_t shapes[][2] = {{960, HIDDEN}, {HIDDEN, HIDDEN}, {2 * FFN, HIDDEN}, {HIDDEN, FFN}}, rows[] = {1, 32, 512};
+    const int64_t shapes[][2] = {{960, HIDDEN}, {HIDDEN, HIDDEN}, {2 * FFN, HIDDEN}, {HIDDEN, FFN}},
+                  rows[] = {1, 32, 512};
     float *x = values_random(512 * FFN, 1.0f), *y = values_random(512 * 2 * FFN, 1.0f);
     for (int s = 0; s < 4; s++) {
         struct weight *weight = weight_random(bench, shapes[s][0], shapes[s][1]);
@@ -165,18 +179,21 @@ static int run_op_attention(struct backend *backend, const void *args, struct er
 }
 
 /* `seqs` sequences with `kv_len` keys each, the last `queries` of which are the step's. */
-static void bench_attention(const struct bench *bench, int32_t seqs, int32_t queries, int32_t kv_len, enum dtype dtype) {
+static void bench_attention(const struct bench *bench, int32_t seqs, int32_t queries, int32_t kv_len,
+                            enum dtype dtype) {
     char name[64];
     struct err err = {0};
     const int64_t tokens = (int64_t)seqs * queries, stride = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
     int32_t max_pages = (kv_len + PAGE - 1) / PAGE, *table = mem_zalloc((size_t)(seqs * max_pages), sizeof *table);
     int32_t *q_start = mem_zalloc((size_t)seqs + 1, sizeof *q_start), *lens = mem_zalloc((size_t)seqs, sizeof *lens);
-    int32_t *slots = mem_zalloc((size_t)seqs, sizeof *slots), *positions = mem_zalloc((size_t)tokens, sizeof *positions);
+    int32_t *slots = mem_zalloc((size_t)seqs, sizeof *slots),
+            *positions = mem_zalloc((size_t)tokens, sizeof *positions);
     for (int32_t s = 0; s < seqs; s++) {
         q_start[s + 1] = q_start[s] + queries;
         lens[s] = kv_len;
         slots[s] = s;
-        for (int32_t p = 0; p < max_pages; p++) table[s * max_pages + p] = p * seqs + s; /* as batches grow: scattered */
+        for (int32_t p = 0; p < max_pages; p++)
+            table[s * max_pages + p] = p * seqs + s; /* as batches grow: scattered */
         for (int32_t t = 0; t < queries; t++) positions[s * queries + t] = kv_len - queries + t;
     }
     struct kv_layer kv = {.dtype = dtype, .page_size = PAGE, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
@@ -187,32 +204,45 @@ static void bench_attention(const struct bench *bench, int32_t seqs, int32_t que
     check(backend_alloc(bench->backend, MEMORY_KV, LAYERS * pool, &kv.base, &err), &err);
     check(backend_alloc(bench->backend, MEMORY_WORKSPACE, space, &workspace, &err), &err);
     if (dtype == DTYPE_F16)
-        for (size_t i = 0; i < LAYERS * pool / 2; i++) ((uint16_t *)kv.base)[i] = (uint16_t)(0x2c00 + i * 40503u % 0x800);
+        for (size_t i = 0; i < LAYERS * pool / 2; i++)
+            ((uint16_t *)kv.base)[i] = (uint16_t)(0x2c00 + i * 40503u % 0x800);
     else
         for (size_t i = 0; i < LAYERS * pool / 4; i++) ((float *)kv.base)[i] = (float)(i % 97) * 0.01f;
     float *qkv = values_random(tokens * stride, 1.0f), *out = values_random(tokens * HEADS * HEAD_DIM, 1.0f);
     struct attention_shape shape = {q_start, lens, slots, seqs, (int32_t)tokens};
-    struct attention_plan_options options = {shape, HEADS, KV_HEADS, HEAD_DIM, PAGE, 0,
-                                             backend_info(bench->backend)->threads};
+    struct attention_plan_options options = {
+        shape, HEADS, KV_HEADS, HEAD_DIM, PAGE, 0, backend_info(bench->backend)->threads};
     struct arena arena;
     arena_init(&arena);
     int64_t begin_ns = clock_now_ns();
     struct layered layered = {.layer_bytes = pool};
-    layered.args = (struct op_attention_args){
-        .q = qkv, .out = out, .q_stride = stride, .out_stride = HEADS * HEAD_DIM, .n_heads = HEADS, .shape = shape,
-        .kv = kv, .table = {table, max_pages}, .plan = attention_plan_build(&options, &arena), .workspace = workspace,
-        .workspace_bytes = space, .scale = 0.125f};
+    layered.args = (struct op_attention_args){.q = qkv,
+                                              .out = out,
+                                              .q_stride = stride,
+                                              .out_stride = HEADS * HEAD_DIM,
+                                              .n_heads = HEADS,
+                                              .shape = shape,
+                                              .kv = kv,
+                                              .table = {table, max_pages},
+                                              .plan = attention_plan_build(&options, &arena),
+                                              .workspace = workspace,
+                                              .workspace_bytes = space,
+                                              .scale = 0.125f};
     double plan_us = (double)(clock_now_ns() - begin_ns) * 1e-3;
-    struct op_kv_write_args write = {.k = qkv + HEADS * HEAD_DIM, .v = qkv + (HEADS + KV_HEADS) * HEAD_DIM,
-                                     .kv_stride = stride, .positions = positions, .shape = shape, .kv = kv,
+    struct op_kv_write_args write = {.k = qkv + HEADS * HEAD_DIM,
+                                     .v = qkv + (HEADS + KV_HEADS) * HEAD_DIM,
+                                     .kv_stride = stride,
+                                     .positions = positions,
+                                     .shape = shape,
+                                     .kv = kv,
                                      .table = layered.args.table};
     snprintf(name, sizeof name, "kv_write %s %dx%d", dtype_info(dtype)->name, seqs, queries);
     bench_run(bench, name, run_op_kv_write, &write);
     snprintf(name, sizeof name, "attention %s %dx%d of %d", dtype_info(dtype)->name, seqs, queries, kv_len);
     bench_run(bench, name, run_op_attention, &layered);
     if (!bench->only || strstr(name, bench->only))
-        printf("  plan: %.1f us cold, %d items, %d pairs\n", plan_us, layered.args.plan->item_count * layered.args.plan->head_tiles,
-               layered.args.plan->pair_count);
+        printf("  plan: %.1f us cold, %d items, %d pairs\n", plan_us,
+               layered.args.plan->item_count * layered.args.plan->head_tiles, layered.args.plan->pair_count);
     backend_free(bench->backend, MEMORY_KV, kv.base, LAYERS * pool);
     backend_free(bench->backend, MEMORY_WORKSPACE, workspace, space);
     arena_deinit(&arena);
@@ -262,7 +292,8 @@ static void bench_sample(const struct bench *bench, int32_t rows) {
         char name[64];
         bool track = cases[c].params.repetition_penalty != 1.0f;
         for (int32_t r = 0; r < rows; r++) {
-            row[r] = (struct sample_row){.params = cases[c].params, .slot = r, .position = r, .logprobs = cases[c].logprobs};
+            row[r] =
+                (struct sample_row){.params = cases[c].params, .slot = r, .position = r, .logprobs = cases[c].logprobs};
             struct op_sample_reset_args reset = {state, r, track, prompt, NULL, 1000, 0};
             check(op_sample_reset(bench->backend, &reset, &err), &err);
         }
@@ -293,13 +324,20 @@ int main(int argc, char **argv) {
     struct backend_options options = {.device = DEVICE_CPU};
     struct err err = {0};
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--isa")) options.cpu_isa = argv[i + 1];
-        else if (!strcmp(argv[i], "--threads")) options.threads = atoi(argv[i + 1]);
-        else if (!strcmp(argv[i], "--only")) bench.only = argv[i + 1];
-        else if (!strcmp(argv[i], "--ms")) bench.budget_ns = atoi(argv[i + 1]) * NS_PER_MS;
-        else if (!strcmp(argv[i], "--gbs")) bench.gbs = atof(argv[i + 1]);
-        else if (!strcmp(argv[i], "--gflops")) bench.gflops = atof(argv[i + 1]);
-        else return fprintf(stderr, "bench_ops: unknown option %s\n", argv[i]), 2;
+        if (!strcmp(argv[i], "--isa"))
+            options.cpu_isa = argv[i + 1];
+        else if (!strcmp(argv[i], "--threads"))
+            options.threads = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--only"))
+            bench.only = argv[i + 1];
+        else if (!strcmp(argv[i], "--ms"))
+            bench.budget_ns = atoi(argv[i + 1]) * NS_PER_MS;
+        else if (!strcmp(argv[i], "--gbs"))
+            bench.gbs = atof(argv[i + 1]);
+        else if (!strcmp(argv[i], "--gflops"))
+            bench.gflops = atof(argv[i + 1]);
+        else
+            return fprintf(stderr, "bench_ops: unknown option %s\n", argv[i]), 2;
     }
     if (argc % 2 == 0) return fprintf(stderr, "bench_ops: %s needs a value\n", argv[argc - 1]), 2;
     check(backend_open(&options, &bench.backend, &err), &err);
@@ -310,8 +348,8 @@ int main(int argc, char **argv) {
     bench_checks(&bench);
     bench_dense(&bench);
     bench_linear(&bench);
-    static const int32_t steps[][3] = {{1, 1, 128}, {1, 1, 1000}, {1, 1, 8000}, {32, 1, 200}, {8, 1, 1000},
-                                       {1, 512, 512}, {1, 1000, 1000}, {1, 128, 1000}};
+    static const int32_t steps[][3] = {{1, 1, 128},  {1, 1, 1000},  {1, 1, 8000},    {32, 1, 200},
+                                       {8, 1, 1000}, {1, 512, 512}, {1, 1000, 1000}, {1, 128, 1000}};
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
         bench_attention(&bench, steps[i][0], steps[i][1], steps[i][2], DTYPE_F16);
     bench_attention(&bench, 1, 1, 1000, DTYPE_F32);

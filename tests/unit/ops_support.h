@@ -1,5 +1,5 @@
-/* ops_support.h: what the tests of ops share: a backend for each instruction set that this machine has, random values, and
- * comparison with a reference. Included by test programs alone. */
+/* ops_support.h: what the tests of ops share: a backend for each instruction set that this machine has, random values,
+ * and comparison with a reference. Included by test programs alone. */
 #ifndef QUIRE_TESTS_UNIT_OPS_SUPPORT_H
 #define QUIRE_TESTS_UNIT_OPS_SUPPORT_H
 
@@ -55,9 +55,13 @@ static inline uint64_t random_next(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-static inline double random_unit(uint64_t *state) { return (double)(random_next(state) >> 11) * 0x1p-53; }
+static inline double random_unit(uint64_t *state) {
+    return (double)(random_next(state) >> 11) * 0x1p-53;
+}
 
-static inline int32_t random_below(uint64_t *state, int32_t n) { return (int32_t)(random_next(state) % (uint64_t)n); }
+static inline int32_t random_below(uint64_t *state, int32_t n) {
+    return (int32_t)(random_next(state) % (uint64_t)n);
+}
 
 /* About normal, of the given deviation: the sum of 12 uniforms. */
 static inline float random_normal(uint64_t *state, double deviation) {
@@ -72,7 +76,9 @@ static inline float *random_values(uint64_t *state, int64_t count, double deviat
     return x;
 }
 
-static inline void *zeros(int64_t count, size_t bytes) { return calloc((size_t)count + 1, bytes); }
+static inline void *zeros(int64_t count, size_t bytes) {
+    return calloc((size_t)count + 1, bytes);
+}
 
 static inline void expect_close(const char *what, int64_t index, double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance))

@@ -1,5 +1,5 @@
-/* op_attention against softmax written out in double precision, and the promise that the bits of a query's result depend
- * on that query alone: not on the batch, the chunk, the number of threads, nor on which pages hold the keys. */
+/* op_attention against softmax written out in double precision, and the promise that the bits of a query's result
+ * depend on that query alone: not on the batch, the chunk, the number of threads, nor on which pages hold the keys. */
 #include "ops_support.h"
 
 #include "kernels/attention_plan.h"
@@ -60,8 +60,13 @@ static void world_place(struct world *w, uint64_t order) {
         int32_t *positions = zeros(c->len[s], sizeof *positions), q_start[] = {0, c->len[s]};
         for (int32_t t = 0; t < c->len[s]; t++) positions[t] = t;
         struct op_kv_write_args args = {
-            .k = w->k[s], .v = w->v[s], .kv_stride = c->n_kv_heads * c->head_dim, .positions = positions,
-            .shape = {q_start, &c->len[s], &s, 1, c->len[s]}, .kv = w->kv, .table = {w->table, w->max_pages},
+            .k = w->k[s],
+            .v = w->v[s],
+            .kv_stride = c->n_kv_heads * c->head_dim,
+            .positions = positions,
+            .shape = {q_start, &c->len[s], &s, 1, c->len[s]},
+            .kv = w->kv,
+            .table = {w->table, w->max_pages},
         };
         TEST_ERR_PASS(op_kv_write(w->backend, &args, err));
         free(positions);
@@ -82,8 +87,8 @@ static void world_init(struct world *w, const struct attention_case *c, struct b
     w->max_pages = (longest + c->page_size - 1) / c->page_size + 1;
     w->table = zeros(c->seqs * w->max_pages, sizeof *w->table);
     size_t element = c->dtype == DTYPE_F16 ? 2 : 4;
-    w->kv = (struct kv_layer){.dtype = c->dtype, .page_size = c->page_size, .n_kv_heads = c->n_kv_heads,
-                              .head_dim = c->head_dim};
+    w->kv = (struct kv_layer){
+        .dtype = c->dtype, .page_size = c->page_size, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim};
     w->kv.page_stride_bytes = 2 * (size_t)c->n_kv_heads * (size_t)c->page_size * (size_t)c->head_dim * element;
     w->pool_bytes = (size_t)(c->seqs * w->max_pages + 1) * w->kv.page_stride_bytes;
     TEST_ERR_PASS(backend_alloc(backend, MEMORY_KV, w->pool_bytes, &w->pool, err));
@@ -129,10 +134,21 @@ static void world_run(struct world *w, struct backend *backend, int32_t workers,
     TEST_ERR_PASS(backend_alloc(backend, MEMORY_WORKSPACE, bytes, &workspace, err));
     memset(workspace, 0xff, bytes); /* an op finds there what another has left */
     struct op_attention_args args = {
-        .q = q, .out = got, .q_stride = q_stride, .out_stride = out_stride, .n_heads = c->n_heads, .shape = shape,
-        .kv = w->kv, .table = {w->table, w->max_pages}, .plan = plan, .workspace = workspace,
-        .workspace_bytes = bytes, .scale = 1.0f / sqrtf((float)c->head_dim), .soft_cap = c->soft_cap,
-        .window = c->window, .sinks = c->sinks ? w->sinks : NULL,
+        .q = q,
+        .out = got,
+        .q_stride = q_stride,
+        .out_stride = out_stride,
+        .n_heads = c->n_heads,
+        .shape = shape,
+        .kv = w->kv,
+        .table = {w->table, w->max_pages},
+        .plan = plan,
+        .workspace = workspace,
+        .workspace_bytes = bytes,
+        .scale = 1.0f / sqrtf((float)c->head_dim),
+        .soft_cap = c->soft_cap,
+        .window = c->window,
+        .sinks = c->sinks ? w->sinks : NULL,
     };
     TEST_ERR_PASS(op_attention(backend, &args, err));
     for (int32_t i = 0; i < seqs; i++)
@@ -257,7 +273,9 @@ static void cases_all(struct backend *backend) {
     for (size_t i = 0; i < COUNT(cases); i++) case_run(&cases[i], backend);
 }
 
-static void test_cases(void **state) { for_each_isa(cases_all); }
+static void test_cases(void **state) {
+    for_each_isa(cases_all);
+}
 
 static void test_threads(void **state) {
     for (int isa = 0; isa < CPU_ISA_COUNT; isa++) {
@@ -307,7 +325,9 @@ static void nan_all(struct backend *backend) {
     world_deinit(&w);
 }
 
-static void test_nan(void **state) { for_each_isa(nan_all); }
+static void test_nan(void **state) {
+    for_each_isa(nan_all);
+}
 
 /* Every (query, split) that is visible is in exactly one item, within the workspace that was promised. */
 static void plan_check(const struct attention_plan_options *options, uint64_t *seed) {
@@ -355,10 +375,13 @@ static void test_plan(void **state) {
             kv_len[s] = queries + random_below(&seed, random_below(&seed, 4) ? 300 : 9000);
         }
         int32_t kv_heads = 1 + random_below(&seed, 8);
-        struct attention_plan_options options = {
-            {q_start, kv_len, slots, seqs, q_start[seqs]}, kv_heads * (1 + random_below(&seed, 60)), kv_heads,
-            8 * (1 + random_below(&seed, 64)), 16 << random_below(&seed, 4),
-            random_below(&seed, 2) ? 0 : 1 + random_below(&seed, 5000), 1 + random_below(&seed, 64)};
+        struct attention_plan_options options = {{q_start, kv_len, slots, seqs, q_start[seqs]},
+                                                 kv_heads * (1 + random_below(&seed, 60)),
+                                                 kv_heads,
+                                                 8 * (1 + random_below(&seed, 64)),
+                                                 16 << random_below(&seed, 4),
+                                                 random_below(&seed, 2) ? 0 : 1 + random_below(&seed, 5000),
+                                                 1 + random_below(&seed, 64)};
         plan_check(&options, &seed);
     }
 }

@@ -1,4 +1,5 @@
-/* The dense ops against plain loops in double precision, on every instruction set of this machine, odd shapes included. */
+/* The dense ops against plain loops in double precision, on every instruction set of this machine, odd shapes included.
+ */
 #include "ops_support.h"
 
 static const int64_t row_counts[] = {1, 2, 7, 33, 130};
@@ -13,8 +14,8 @@ static void rms_norm_case(struct backend *backend, int64_t rows, int64_t dim, bo
     float *weight = random_values(&seed, dim, 1.0), *before = random_values(&seed, rows * x_stride, 1.0);
     float *out = in_place ? x : zeros(rows * out_stride, sizeof *out);
     memcpy(before, x, (size_t)(rows * x_stride) * sizeof *x);
-    struct op_rms_norm_args args = {x, with_delta ? delta : NULL, weight, out, rows, dim, x_stride, delta_stride,
-                                    out_stride, 1e-5f, 0.5f};
+    struct op_rms_norm_args args = {
+        x, with_delta ? delta : NULL, weight, out, rows, dim, x_stride, delta_stride, out_stride, 1e-5f, 0.5f};
     TEST_ERR_PASS(op_rms_norm(backend, &args, err));
     for (int64_t r = 0; r < rows; r++) {
         double squares = 0.0;
@@ -38,8 +39,7 @@ static void rms_norm_case(struct backend *backend, int64_t rows, int64_t dim, bo
 static void rms_norm_all(struct backend *backend) {
     for (size_t i = 0; i < COUNT(row_counts); i++)
         for (size_t j = 0; j < COUNT(widths); j++)
-            for (int mode = 0; mode < 4; mode++)
-                rms_norm_case(backend, row_counts[i], widths[j], mode & 1, mode & 2);
+            for (int mode = 0; mode < 4; mode++) rms_norm_case(backend, row_counts[i], widths[j], mode & 1, mode & 2);
 }
 
 static void gated_act_case(struct backend *backend, int64_t rows, int64_t ffn, enum activation activation) {
@@ -107,8 +107,8 @@ static void rope_case(struct backend *backend, int64_t tokens, int64_t heads, in
     }
     for (int64_t t = 0; t < tokens; t++) positions[t] = random_below(&seed, (int32_t)positions_max);
     memcpy(before, qkv, (size_t)(tokens * stride) * sizeof *qkv);
-    struct op_rope_args args = {qkv, qkv + heads * head_dim, positions, table, tokens, heads, kv_heads, head_dim,
-                                rotary, stride, stride, kind};
+    struct op_rope_args args = {
+        qkv, qkv + heads * head_dim, positions, table, tokens, heads, kv_heads, head_dim, rotary, stride, stride, kind};
     TEST_ERR_PASS(op_rope(backend, &args, err));
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t c = 0; c < stride; c++) {
@@ -196,9 +196,13 @@ static void kv_case(struct backend *backend, enum dtype dtype) {
     int32_t positions[TOKENS], kv_len[] = {25, 22 + 20};
     for (int t = 0; t < TOKENS; t++) positions[t] = t < 18 ? 7 + t : 20 + t - 18;
     struct op_kv_write_args args = {
-        .k = k, .v = v, .kv_stride = HEADS * DIM, .positions = positions,
+        .k = k,
+        .v = v,
+        .kv_stride = HEADS * DIM,
+        .positions = positions,
         .shape = {q_start, kv_len, slots, 2, TOKENS},
-        .kv = {pool, page_bytes, dtype, SIZE, HEADS, DIM}, .table = {table, MAX_PAGES},
+        .kv = {pool, page_bytes, dtype, SIZE, HEADS, DIM},
+        .table = {table, MAX_PAGES},
     };
     TEST_ERR_PASS(op_kv_write(backend, &args, err));
     struct op_kv_copy_args copy = {args.kv, (int32_t[]){11, 5}, (int32_t[]){3, 4}, 2};
@@ -283,7 +287,9 @@ static void profile(void **state) {
 }
 
 #define ISA_TEST(name)                                                                                                 \
-    static void test_##name(void **state) { for_each_isa(name##_all); }
+    static void test_##name(void **state) {                                                                            \
+        for_each_isa(name##_all);                                                                                      \
+    }
 ISA_TEST(rms_norm)
 ISA_TEST(gated_act)
 ISA_TEST(scale)
@@ -294,9 +300,9 @@ ISA_TEST(kv)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rms_norm),    cmocka_unit_test(test_gated_act), cmocka_unit_test(test_scale),
-        cmocka_unit_test(test_rope),        cmocka_unit_test(test_gather_rows), cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_kv),          cmocka_unit_test(contracts),      cmocka_unit_test(profile),
+        cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_gated_act),   cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_rope),     cmocka_unit_test(test_gather_rows), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_kv),       cmocka_unit_test(contracts),        cmocka_unit_test(profile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

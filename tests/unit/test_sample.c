@@ -1,5 +1,5 @@
-/* op_sample against a plain reference that sorts whole rows in double precision; the distribution of draws; and the promise
- * that a row's token depends on nothing but its logits, parameters, seed, sample index and position. */
+/* op_sample against a plain reference that sorts whole rows in double precision; the distribution of draws; and the
+ * promise that a row's token depends on nothing but its logits, parameters, seed, sample index and position. */
 #include "ops_support.h"
 
 #include "kernels/cpu/philox.h"
@@ -7,8 +7,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-static const struct sample_params plain = {.temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f,
-                                           .repetition_penalty = 1.0f};
+static const struct sample_params plain = {
+    .temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f, .repetition_penalty = 1.0f};
 
 /* One op_sample with a workspace of its own. */
 static void sample_rows(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
@@ -36,7 +36,8 @@ static struct sample_state *state_open(struct backend *backend, int32_t slots, i
     return state;
 }
 
-/* ---- the reference ------------------------------------------------------------------------------------------------- */
+/* ---- the reference -------------------------------------------------------------------------------------------------
+ */
 
 struct entry {
     double order, weight;
@@ -91,9 +92,11 @@ static void reference(const double *z, int32_t vocab, const struct sample_params
     free(e);
 }
 
-/* ---- distribution -------------------------------------------------------------------------------------------------- */
+/* ---- distribution --------------------------------------------------------------------------------------------------
+ */
 
-/* Draws many times and compares with the reference: nothing outside the kept set, and chi-square within 5 deviations. */
+/* Draws many times and compares with the reference: nothing outside the kept set, and chi-square within 5 deviations.
+ */
 static void distribution_case(struct backend *backend, int32_t vocab, double spread, struct sample_params params) {
     enum { ROWS = 64, ROUNDS = 320 };
     uint64_t seed = (uint64_t)vocab + 17;
@@ -109,8 +112,8 @@ static void distribution_case(struct backend *backend, int32_t vocab, double spr
     for (int round = 0; round < ROUNDS; round++) {
         for (int32_t r = 0; r < ROWS; r++) {
             params.seed = (uint64_t)r * 0x100000001u; /* both halves of the seed count */
-            rows[r] = (struct sample_row){.params = params, .slot = r, .sample_index = round % 3, .position = round,
-                                          .logprobs = -1};
+            rows[r] = (struct sample_row){
+                .params = params, .slot = r, .sample_index = round % 3, .position = round, .logprobs = -1};
         }
         sample_rows(backend, state, logits, vocab, rows, ROWS, results);
         for (int32_t r = 0; r < ROWS; r++) {
@@ -161,12 +164,15 @@ static void distribution_all(struct backend *backend) {
     distribution_case(backend, 500, 2.0, params_of(0.9f, 200, 0.95f, 0.0f, 0.7f));
 }
 
-static void test_distribution(void **state) { for_each_isa(distribution_all); }
+static void test_distribution(void **state) {
+    for_each_isa(distribution_all);
+}
 
-/* ---- every processor, id for id ------------------------------------------------------------------------------------- */
+/* ---- every processor, id for id -------------------------------------------------------------------------------------
+ */
 
-/* The id that the reference gives: the inverse of the distribution function in rising order of id. False where the target
- * is too close to a border for two ways of rounding to agree on. */
+/* The id that the reference gives: the inverse of the distribution function in rising order of id. False where the
+ * target is too close to a border for two ways of rounding to agree on. */
 static bool reference_draw(const double *p, int32_t vocab, double uniform, int32_t *id) {
     double sum = 0.0, last = 0.0;
     for (int32_t i = 0; i < vocab; i++) {
@@ -197,11 +203,12 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
     int32_t vocab = 300 + random_below(seed, 5000), prompt[PROMPT], output[OUTPUT], banned[LISTED], ids[LISTED];
     float *logits = random_values(seed, vocab, 3.0), bias[LISTED];
     double *z = zeros(vocab, sizeof *z), *p = zeros(vocab, sizeof *p);
-    struct sample_params params = params_of(temperatures[random_below(seed, 6)],
-                                            random_below(seed, 2) ? random_below(seed, 2 * vocab) : random_below(seed, 30),
-                                            random_below(seed, 2) ? 1.0f : 0.3f + 0.69f * (float)random_unit(seed),
-                                            random_below(seed, 3) ? 0.0f : 0.2f * (float)random_unit(seed),
-                                            random_below(seed, 3) ? 1.0f : 0.2f + 0.7f * (float)random_unit(seed));
+    struct sample_params params =
+        params_of(temperatures[random_below(seed, 6)],
+                  random_below(seed, 2) ? random_below(seed, 2 * vocab) : random_below(seed, 30),
+                  random_below(seed, 2) ? 1.0f : 0.3f + 0.69f * (float)random_unit(seed),
+                  random_below(seed, 3) ? 0.0f : 0.2f * (float)random_unit(seed),
+                  random_below(seed, 3) ? 1.0f : 0.2f + 0.7f * (float)random_unit(seed));
     if (random_below(seed, 2)) {
         params.repetition_penalty = 0.8f + (float)random_unit(seed);
         params.presence_penalty = (float)random_unit(seed) - 0.3f;
@@ -215,9 +222,15 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
         ids[i] = random_below(seed, vocab);
         bias[i] = random_normal(seed, 4.0);
     }
-    struct sample_row row = {.params = params, .slot = 1, .sample_index = random_below(seed, 4),
-                             .position = random_below(seed, 5000), .logprobs = -1, .banned = banned,
-                             .banned_count = random_below(seed, LISTED), .bias_ids = ids, .bias = bias,
+    struct sample_row row = {.params = params,
+                             .slot = 1,
+                             .sample_index = random_below(seed, 4),
+                             .position = random_below(seed, 5000),
+                             .logprobs = -1,
+                             .banned = banned,
+                             .banned_count = random_below(seed, LISTED),
+                             .bias_ids = ids,
+                             .bias = bias,
                              .bias_count = random_below(seed, LISTED)};
     for (int32_t i = 0; i < vocab; i++) z[i] = logits[i];
     for (int32_t i = 0; i < row.bias_count; i++) z[ids[i]] += (double)bias[i];
@@ -226,8 +239,12 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
     struct op_sample_reset_args reset = {state, 1, true, prompt, output, PROMPT, OUTPUT - 1};
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
     /* The last output token is drawn by the op itself, so that its count is the op's. */
-    struct sample_row force = {.params = plain, .slot = 1, .logprobs = -1, .bias_ids = &output[OUTPUT - 1],
-                               .bias = (float[]){1000.0f}, .bias_count = 1};
+    struct sample_row force = {.params = plain,
+                               .slot = 1,
+                               .logprobs = -1,
+                               .bias_ids = &output[OUTPUT - 1],
+                               .bias = (float[]){1000.0f},
+                               .bias_count = 1};
     assert_int_equal(sample_one(backend, state, logits, vocab, &force).id, output[OUTPUT - 1]);
     assert_int_equal(sample_state_last_token(state)[1], output[OUTPUT - 1]);
     penalise(z, vocab, &params, prompt, PROMPT, output, OUTPUT);
@@ -257,9 +274,12 @@ static void processors_all(struct backend *backend) {
     assert_true(compared > 180);
 }
 
-static void test_processors(void **state) { for_each_isa(processors_all); }
+static void test_processors(void **state) {
+    for_each_isa(processors_all);
+}
 
-/* ---- log-probabilities ---------------------------------------------------------------------------------------------- */
+/* ---- log-probabilities ----------------------------------------------------------------------------------------------
+ */
 
 static void logprobs_case(struct backend *backend, int32_t vocab, bool ties) {
     uint64_t seed = (uint64_t)vocab;
@@ -276,7 +296,8 @@ static void logprobs_case(struct backend *backend, int32_t vocab, bool ties) {
     struct sample_state *state = state_open(backend, 1, vocab);
     for (int32_t k = 0; k <= SAMPLE_LOGPROBS_MAX; k++) {
         struct sample_row row = {.params = params_of(2.0f, 0, 1.0f, 0.0f, 1.0f), .logprobs = k, .position = k};
-        row.bias_ids = (int32_t[]){3}, row.bias = (float[]){5.0f}, row.bias_count = k % 2; /* not in log-probabilities */
+        row.bias_ids = (int32_t[]){3}, row.bias = (float[]){5.0f},
+        row.bias_count = k % 2; /* not in log-probabilities */
         struct sample_result got = sample_one(backend, state, logits, vocab, &row);
         int32_t want_count = k < vocab ? k : vocab, rank = 1;
         for (int32_t i = 0; i < vocab; i++) rank += logits[i] > logits[got.id];
@@ -299,9 +320,12 @@ static void logprobs_all(struct backend *backend) {
     logprobs_case(backend, 49152, false);
 }
 
-static void test_logprobs(void **state) { for_each_isa(logprobs_all); }
+static void test_logprobs(void **state) {
+    for_each_isa(logprobs_all);
+}
 
-/* ---- independence --------------------------------------------------------------------------------------------------- */
+/* ---- independence ---------------------------------------------------------------------------------------------------
+ */
 
 /* The same rows in another order, alone, and on other numbers of threads give the same tokens. */
 static void test_independence(void **unused) {
@@ -338,7 +362,8 @@ static void test_independence(void **unused) {
     free(logits), free(shuffled);
 }
 
-/* ---- edges ---------------------------------------------------------------------------------------------------------- */
+/* ---- edges ----------------------------------------------------------------------------------------------------------
+ */
 
 static void edges_all(struct backend *backend) {
     enum { VOCAB = 1100 };
@@ -400,7 +425,9 @@ static void edges_all(struct backend *backend) {
     sample_state_close(backend, state);
 }
 
-static void test_edges(void **state) { for_each_isa(edges_all); }
+static void test_edges(void **state) {
+    for_each_isa(edges_all);
+}
 
 /* Reset forgets, and a slot that does not track has no penalties. */
 static void test_reset(void **unused) {
@@ -442,7 +469,7 @@ static void test_contract(void **unused) {
     struct op_sample_args args = {state, logits, VOCAB, 1, VOCAB, &row, &result, workspace, sizeof workspace};
     struct err refused = {0};
     assert_int_equal(op_sample(backend, &args, &refused), 0);
-    const struct sample_params wrong[] = {params_of(NAN, 0, 1, 0, 1),     params_of(-1, 0, 1, 0, 1),
+    const struct sample_params wrong[] = {params_of(NAN, 0, 1, 0, 1),      params_of(-1, 0, 1, 0, 1),
                                           params_of(INFINITY, 0, 1, 0, 1), params_of(1, -1, 1, 0, 1),
                                           params_of(1, 0, 0, 0, 1),        params_of(1, 0, NAN, 0, 1),
                                           params_of(1, 0, 1, 2, 1),        params_of(1, 0, 1, 0, 0)};
@@ -464,7 +491,8 @@ static void test_contract(void **unused) {
     backend_close(backend);
 }
 
-/* ---- parts ---------------------------------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------------------------------
+ */
 
 /* The vectors that come with the generator's own library (Random123). */
 static void test_philox(void **state) {
@@ -496,9 +524,9 @@ static void test_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox),       cmocka_unit_test(test_cut),          cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_reset),        cmocka_unit_test(test_contract),     cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_independence), cmocka_unit_test(test_processors),   cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_philox),       cmocka_unit_test(test_cut),        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_reset),        cmocka_unit_test(test_contract),   cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_independence), cmocka_unit_test(test_processors), cmocka_unit_test(test_distribution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
