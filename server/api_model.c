@@ -149,9 +149,10 @@ static int prompt_encode(struct ask *ask, const struct ask_view *view, struct er
     if (bytes > ASK_TRUNCATE_BYTES_MAX)
         return err_set_field(err, ERR_INVALID, "prompt", "prompt must have at most %zu bytes, got %zu",
                              ASK_TRUNCATE_BYTES_MAX, bytes);
-    ids = mem_alloc((bytes + 8) * sizeof *ids);
-    rc = text_encode(view->text, prompt, bytes, TEXT_PARSE_SPECIAL | (add_special ? TEXT_ADD_SPECIAL : 0), ids,
-                     bytes + 8, &count, err);
+    size_t room = 3 * bytes + 8; /* enough for tokenizers that normalise too, see text.h */
+    ids = mem_alloc(room * sizeof *ids);
+    rc = text_encode(view->text, prompt, bytes, TEXT_PARSE_SPECIAL | (add_special ? TEXT_ADD_SPECIAL : 0), ids, room,
+                     &count, err);
     if (rc) {
         mem_free(ids);
         return rc;
