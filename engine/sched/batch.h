@@ -1,5 +1,5 @@
-/* batch.h: one step's work, from the scheduler to the rank threads. Flat and immutable once built, in the step arena, so
- * one pointer serves every rank and a socket later. Plain data; knows no device. */
+/* batch.h: one step's work, from the scheduler to the rank threads. Flat and immutable once built, in the step arena,
+ * so one pointer serves every rank and a socket later. Plain data; knows no device. */
 #ifndef QUIRE_SCHED_BATCH_H
 #define QUIRE_SCHED_BATCH_H
 

@@ -1,7 +1,7 @@
 /* sched.h: continuous batching. Decides, step by step, which tokens of which sequences are computed.
  *
- * Owned and called by the engine thread alone. Pure C: takes now_ns as an argument, does no I/O, reads no clock, knows no
- * device and no text; it runs whole in a simulator. It owns the page cache (kvcache.h). The invariants it keeps are
+ * Owned and called by the engine thread alone. Pure C: takes now_ns as an argument, does no I/O, reads no clock, knows
+ * no device and no text; it runs whole in a simulator. It owns the page cache (kvcache.h). The invariants it keeps are
  * numbered at the top of sched.c and checked by sched_audit. */
 #ifndef QUIRE_SCHED_SCHED_H
 #define QUIRE_SCHED_SCHED_H
@@ -40,23 +40,23 @@ struct sequence {
     enum seq_state state;
     enum finish_reason finish; /* FINISH_NONE while it runs */
     int32_t prompt_count;
-    int32_t output_count;  /* tokens accepted so far */
-    int32_t cached_count;  /* prompt tokens found in the prefix index at first admission */
+    int32_t output_count; /* tokens accepted so far */
+    int32_t cached_count; /* prompt tokens found in the prefix index at first admission */
     int32_t preemptions;
     int64_t arrival_ns, scheduled_ns, first_token_ns, last_token_ns;
-    void *owner; /* the engine's output state of this sequence; the scheduler never looks */
+    void *owner;                            /* the engine's output state of this sequence; the scheduler never looks */
     struct sequence_private *private_state; /* scheduler only */
 };
 
 /* What one completed step, a cancel or a deadline did to a sequence. */
 struct sched_output {
     struct sequence *seq;
-    const struct sample_result *token; /* NULL: no new token (cancelled, timed out, or a stop id that is not reported) */
+    const struct sample_result *token; /* NULL: no new token (cancelled, timed out, or no usable number) */
     bool finished; /* seq->finish says why; the engine must call sched_collect on it after use */
 };
 
 struct sched_stats {
-    int32_t running, waiting;         /* sequences with a slot; sequences without */
+    int32_t running, waiting;                                  /* sequences with a slot; sequences without */
     int32_t pages_total, pages_free, pages_cached, pages_held; /* free + cached + held = total, the dummy not counted */
     uint64_t preemptions, prefix_queried_tokens, prefix_hit_tokens, steps;
     uint64_t prompt_tokens_computed, output_tokens;
@@ -65,9 +65,9 @@ struct sched_stats {
 int sched_open(const struct sched_options *options, struct sched **out, struct err *err);
 void sched_close(struct sched *sched);
 
-/* Takes a validated request (a flat record from mem_alloc; ownership moves on success only). `owners[i]` becomes owner of
- * sample i. Refusals: ERR_INVALID when it can never fit (with the arithmetic: tokens, pages needed, pages there are),
- * ERR_EXHAUSTED when the queue is full. All or nothing for n samples. */
+/* Takes a validated request (a flat record from mem_alloc; ownership moves on success only). `owners[i]` becomes owner
+ * of sample i. Refusals: ERR_INVALID when it can never fit (with the arithmetic: tokens, pages needed, pages there
+ * are), ERR_EXHAUSTED when the queue is full. All or nothing for n samples. */
 int sched_submit(struct sched *sched, struct request *request, void *const *owners, int64_t now_ns, struct err *err);
 
 /* Ends every sequence of that request. Unknown or finished ids are fine: the cancel was late. The outputs come with the
@@ -75,21 +75,24 @@ int sched_submit(struct sched *sched, struct request *request, void *const *owne
 void sched_cancel(struct sched *sched, uint64_t request_id, enum finish_reason reason);
 void sched_cancel_all(struct sched *sched, enum finish_reason reason);
 
-/* Ends one sequence at the engine's wish (a stop string matched). No output is reported; the engine collects it. Nothing
- * happens when it is finished already. */
+/* Ends one sequence at the engine's wish (a stop string matched). No output is reported; the engine collects it.
+ * Nothing happens when it is finished already. */
 void sched_finish(struct sched *sched, struct sequence *seq, enum finish_reason reason);
 
-/* Builds the next step in `arena`, NULL when nothing can run (with lookahead 1 also when everything waits for the step in
- * flight). Expires deadlines by now_ns. With lookahead 0 the previous batch must be complete, with 1 the one before it. */
+/* Builds the next step in `arena`, NULL when nothing can run (with lookahead 1 also when everything waits for the step
+ * in flight). Expires deadlines by now_ns. With lookahead 0 the previous batch must be complete, with 1 the one before
+ * it. */
 const struct batch *sched_next_batch(struct sched *sched, struct arena *arena, int64_t now_ns);
 
 /* Hands in the sampled tokens of `batch`, results[i] for its row i; batches complete in the order they were built. The
- * outputs point into `results`, so it stays until they were read. An id of -1 (NaN in the row) or outside the vocabulary
- * ends that sequence alone with FINISH_ERROR. The batch and what it points at is not needed any more afterwards. */
-void sched_complete(struct sched *sched, const struct batch *batch, const struct sample_result *results, int64_t now_ns);
+ * outputs point into `results`, so it stays until they were read. An id of -1 (NaN in the row) or outside the
+ * vocabulary ends that sequence alone with FINISH_ERROR. The batch and what it points at is not needed any more
+ * afterwards. */
+void sched_complete(struct sched *sched, const struct batch *batch, const struct sample_result *results,
+                    int64_t now_ns);
 
-/* Everything that happened to sequences since the last call: completed steps, cancels, deadlines. The array is valid until
- * the next call into the scheduler that is not sched_finish, sched_collect or sched_output_ids. */
+/* Everything that happened to sequences since the last call: completed steps, cancels, deadlines. The array is valid
+ * until the next call into the scheduler that is not sched_finish, sched_collect or sched_output_ids. */
 int32_t sched_outputs(struct sched *sched, const struct sched_output **out);
 
 /* Frees a finished sequence; the request goes with its last one. */
@@ -97,7 +100,7 @@ void sched_collect(struct sched *sched, struct sequence *seq);
 
 const int32_t *sched_output_ids(const struct sequence *seq); /* [output_count] */
 
-bool sched_idle(const struct sched *sched);          /* nothing waiting, nothing running, nothing in flight */
+bool sched_idle(const struct sched *sched);                /* nothing waiting, nothing running, nothing in flight */
 int64_t sched_next_deadline_ns(const struct sched *sched); /* INT64_MAX: none */
 void sched_stats(const struct sched *sched, struct sched_stats *out);
 
