@@ -32,6 +32,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     arena_init(&engine->arenas[0]);
     arena_init(&engine->arenas[1]);
     int rc = engine_build(engine, err);
+    if (!rc && options->text) rc = engine_set_text(engine, options->text, err);
     if (rc) goto fail;
     atomic_store(&engine->heartbeat_ns, clock_now_ns());
     if (pthread_create(&engine->thread, NULL, engine_thread, engine) != 0) {
@@ -60,7 +61,15 @@ void engine_close(struct engine *engine) {
 }
 
 /* The engine's thread reads it only for requests, and those come through the inbox, whose lock orders this write. */
-void engine_set_text(struct engine *engine, const struct text *text) { engine->options.text = text; }
+/* The engine thread sees it all: it reads these only for requests, which come later, through the inbox. Rows of the model's
+ * table beyond the tokenizer's ids are padding: never drawn, never taken from a client. */
+int engine_set_text(struct engine *engine, const struct text *text, struct err *err) {
+    int32_t vocab = text_info(text)->vocab;
+    engine->options.text = text;
+    if (vocab >= engine->info.vocab) return 0;
+    engine->info.vocab = vocab;
+    return model_set_sample_vocab(engine->model, vocab, err);
+}
 
 const struct engine_info *engine_info(const struct engine *engine) { return &engine->info; }
 

@@ -110,8 +110,8 @@ static void *load_thread(void *argument) {
         load->err = err;
     else if (load->text_code)
         load->err = load->text_err;
-    else
-        engine_set_text(load->engine, load->text);
+    else if (engine_set_text(load->engine, load->text, &err))
+        load->err = err;
     atomic_store(&load->finished, true);
     uv_async_send(&load->done);
     return NULL;

@@ -72,6 +72,16 @@ static int model_fill(struct model *model, struct model_files *files, const stru
     return rc ? rc : results_open(model, err);
 }
 
+int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err) {
+    if (vocab < 1 || vocab > model->spec.vocab)
+        return err_set(err, ERR_INVALID, "the tokenizer knows %d tokens, the model only %d", vocab, model->spec.vocab);
+    if (vocab == model->sample_vocab) return 0;
+    sample_state_close(model->backend, model->sample_state);
+    model->sample_state = NULL;
+    model->sample_vocab = vocab;
+    return sample_state_open(model->backend, model->limits.max_num_seqs, vocab, &model->sample_state, err);
+}
+
 int model_open(struct model_files *files, struct backend *backend, const struct model_options *options,
                struct model **out, struct err *err) {
     struct model *model = mem_zalloc(1, sizeof *model);

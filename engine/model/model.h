@@ -94,6 +94,9 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
 void model_close(struct model *model);
 size_t model_weight_bytes(const struct model *model); /* as prepared */
 
+/* Sets sample_vocab when the tokenizer came after the model; before the first step only. */
+int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err);
+
 /* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid
  * after model_wait. The batch and the arena's memory must live until then. */
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);

@@ -269,7 +269,7 @@ static void *engine_thread(void *argument) {
     return NULL;
 }
 
-void engine_set_text(struct engine *e, const struct text *text) {
+int engine_set_text(struct engine *e, const struct text *text, struct err *err) {
     e->options.text = text;
     e->info.vocab = text_info(text)->vocab;
     for (int32_t id = 0; id < text_info(text)->vocab && e->id_count < FAKE_IDS; id++) {
@@ -278,7 +278,9 @@ void engine_set_text(struct engine *e, const struct text *text) {
         bool plain = bytes > 0 && bytes < 12 && !text_token_special(text, id);
         for (size_t i = 0; i < bytes && plain; i++) plain = token[i] >= ' ' && token[i] < 0x7f;
         if (plain) e->ids[e->id_count++] = id;
-    }
+        return 0;
+    return 0;
+}
     CHECK(e->id_count > 0);
 }
 
@@ -307,7 +309,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
         mem_free(e);
         return err_set(err, ERR_IO, "cannot start a thread");
     }
-    if (options->text) engine_set_text(e, options->text);
+    if (options->text) engine_set_text(e, options->text, err);
     *out = e;
     return 0;
 }
