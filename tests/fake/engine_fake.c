@@ -278,10 +278,9 @@ int engine_set_text(struct engine *e, const struct text *text, struct err *err) 
         bool plain = bytes > 0 && bytes < 12 && !text_token_special(text, id);
         for (size_t i = 0; i < bytes && plain; i++) plain = token[i] >= ' ' && token[i] < 0x7f;
         if (plain) e->ids[e->id_count++] = id;
-        return 0;
-    return 0;
-}
+    }
     CHECK(e->id_count > 0);
+    return 0;
 }
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err) {
