@@ -27,15 +27,17 @@ void backend_close(struct backend *backend) {
     mem_free(backend);
 }
 
-const struct backend_info *backend_info(const struct backend *backend) { return &backend->info; }
+const struct backend_info *backend_info(const struct backend *backend) {
+    return &backend->info;
+}
 
 static const char *memory_kind_name(enum memory_kind kind) {
     static const char *const names[MEMORY_KIND_COUNT] = {"weights", "workspace", "KV cache", "pinned buffers"};
     return names[kind];
 }
 
-/* The system hands out addresses without looking whether there is memory behind them, so what the machine cannot hold is
- * refused here. */
+/* The system hands out addresses without looking whether there is memory behind them, so what the machine cannot hold
+ * is refused here. */
 int backend_alloc(struct backend *backend, enum memory_kind kind, size_t bytes, void **out, struct err *err) {
     CHECK((unsigned)kind < MEMORY_KIND_COUNT);
     void *p = NULL;
@@ -65,11 +67,17 @@ int backend_upload(struct backend *backend, void *device, const void *host, size
     return 0;
 }
 
-int backend_sync(struct backend *backend, struct err *err) { return 0; }
+int backend_sync(struct backend *backend, struct err *err) {
+    return 0;
+}
 
-void backend_profile(struct backend *backend, bool on) { backend->profiling = on; }
+void backend_profile(struct backend *backend, bool on) {
+    backend->profiling = on;
+}
 
-void backend_profile_read(const struct backend *backend, struct op_profile *out) { *out = backend->profile; }
+void backend_profile_read(const struct backend *backend, struct op_profile *out) {
+    *out = backend->profile;
+}
 
 void backend_profile_add(struct backend *backend, enum op_kind kind, uint64_t bytes, uint64_t flops, uint64_t ns) {
     backend->profile.calls[kind]++;

@@ -1,5 +1,5 @@
-/* backend_internal.h: what the kernels room alone sees of a backend: the sums that both kinds keep, and the device behind
- * them. Included by backend.c, ops.c, weight.c and the two device folders; never from outside kernels/. */
+/* backend_internal.h: what the kernels room alone sees of a backend: the sums that both kinds keep, and the device
+ * behind them. Included by backend.c, ops.c, weight.c and the two device folders; never from outside kernels/. */
 #ifndef QUIRE_KERNELS_BACKEND_INTERNAL_H
 #define QUIRE_KERNELS_BACKEND_INTERNAL_H
 

@@ -39,6 +39,12 @@ void weight_free(struct backend *backend, struct weight *weight) {
     if (weight) cpu_weight_free(backend, weight);
 }
 
-int64_t weight_rows(const struct weight *weight) { return weight->rows; }
-int64_t weight_cols(const struct weight *weight) { return weight->cols; }
-size_t weight_bytes(const struct weight *weight) { return weight->bytes; }
+int64_t weight_rows(const struct weight *weight) {
+    return weight->rows;
+}
+int64_t weight_cols(const struct weight *weight) {
+    return weight->cols;
+}
+size_t weight_bytes(const struct weight *weight) {
+    return weight->bytes;
+}

@@ -1,7 +1,7 @@
-/* chunks.h: memory of the weights. A model has hundreds of matrices of a few hundred KB; each in pages of its own would never
- * get a huge page (2 MB), and walking 4 KB pages costs a tenth of the memory bandwidth (measured, Zen 3). So they are cut
- * one after the other from chunks that the kernel may back with huge pages. A chunk goes back when its last piece does.
- * Owned by the CPU device; rank thread only. */
+/* chunks.h: memory of the weights. A model has hundreds of matrices of a few hundred KB; each in pages of its own would
+ * never get a huge page (2 MB), and walking 4 KB pages costs a tenth of the memory bandwidth (measured, Zen 3). So they
+ * are cut one after the other from chunks that the kernel may back with huge pages. A chunk goes back when its last
+ * piece does. Owned by the CPU device; rank thread only. */
 #ifndef QUIRE_KERNELS_CPU_CHUNKS_H
 #define QUIRE_KERNELS_CPU_CHUNKS_H
 

@@ -1,5 +1,5 @@
-/* cpu.h: the CPU device behind `struct backend`: its team, its instruction set, its scratch. Shared by the CPU ops, which
- * the rank thread calls; nothing outside kernels/ includes it. */
+/* cpu.h: the CPU device behind `struct backend`: its team, its instruction set, its scratch. Shared by the CPU ops,
+ * which the rank thread calls; nothing outside kernels/ includes it. */
 #ifndef QUIRE_KERNELS_CPU_CPU_H
 #define QUIRE_KERNELS_CPU_CPU_H
 

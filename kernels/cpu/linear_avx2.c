@@ -1,15 +1,14 @@
 /* Matrix multiplication with AVX2, FMA and F16C.
  *
- * A vector holds 4 columns of 8 rows, half a group, so an activation block is taken as 8 words of 4 int8 and each is broadcast. vpmaddubsw
- * multiplies unsigned by signed bytes and adds pairs in 16 bits, saturating:
- *   q4: 15 * 127 * 2 = 3810 a pair, 8 of them 30480: the whole block is summed in 16 bits and widened once.
- *   q5: 31 * 127 * 2 = 7874, 4 of them 31496: two halves.
- *   q8: |w| times x with the sign of w, 128 * 127 * 2 = 32512: every product is widened at once.
+ * A vector holds 4 columns of 8 rows, half a group, so an activation block is taken as 8 words of 4 int8 and each is
+ * broadcast. vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, saturating: q4: 15 * 127 * 2 =
+ * 3810 a pair, 8 of them 30480: the whole block is summed in 16 bits and widened once. q5: 31 * 127 * 2 = 7874, 4 of
+ * them 31496: two halves. q8: |w| times x with the sign of w, 128 * 127 * 2 = 32512: every product is widened at once.
  *
- * A register tile is a group by 4 rows of x: 8 sums, 4 vectors of weights (low and high nibbles of both halves), a broadcast,
- * a product and the mask fill the 16 registers. A word then costs 2 loads of weights and 4 broadcasts for 8 products, well
- * below the 2 loads a cycle; for 256 multiply-adds of q4 there remain 8 products, 7 additions, 3 to unpack and 5 to scale,
- * 23 operations on 4 ports: 5.8 cycles at best, 7.2 measured on Zen 3 (104 G/s at 2.9 GHz). */
+ * A register tile is a group by 4 rows of x: 8 sums, 4 vectors of weights (low and high nibbles of both halves), a
+ * broadcast, a product and the mask fill the 16 registers. A word then costs 2 loads of weights and 4 broadcasts for 8
+ * products, well below the 2 loads a cycle; for 256 multiply-adds of q4 there remain 8 products, 7 additions, 3 to
+ * unpack and 5 to scale, 23 operations on 4 ports: 5.8 cycles at best, 7.2 measured on Zen 3 (104 G/s at 2.9 GHz). */
 #if defined(__AVX2__)
 #include <immintrin.h>
 #include <math.h>
@@ -21,7 +20,8 @@
 
 enum { LANES = 8, HALVES = 2, VECTOR = 64 /* bytes of a packed vector: both halves */ };
 
-/* ---- rounding x --------------------------------------------------------------------------------------------------- */
+/* ---- rounding x ---------------------------------------------------------------------------------------------------
+ */
 
 INLINE uint32_t max_u31(__m256i v) {
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -67,14 +67,19 @@ void quantize_avx2(const float *x, int64_t cols, struct act_block *out) {
     }
 }
 
-/* ---- a block of a group ------------------------------------------------------------------------------------------- */
+/* ---- a block of a group -------------------------------------------------------------------------------------------
+ */
 
 /* How quants are packed: what the inner loops are compiled for. */
 enum quant_kind { QUANT_Q4, QUANT_Q5, QUANT_Q8 };
 
-INLINE size_t scales_at(enum quant_kind kind) { return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256; }
+INLINE size_t scales_at(enum quant_kind kind) {
+    return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256;
+}
 
-INLINE __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE __m256i load256(const uint8_t *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
 
 /* Adds the fifth bit of word v. */
 INLINE __m256i fifth_bit(__m256i w, __m256i high, int v) {
@@ -82,7 +87,9 @@ INLINE __m256i fifth_bit(__m256i w, __m256i high, int v) {
     return _mm256_or_si256(w, _mm256_and_si256(bit, _mm256_set1_epi8(16)));
 }
 
-INLINE __m256 half_load(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE __m256 half_load(const uint8_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
 
 /* What q = 0 stands for, in units of d, where a block has no minimums of its own. */
 INLINE float dtype_offset(enum dtype dtype) {
@@ -167,7 +174,8 @@ INLINE void block_dot(enum quant_kind kind, int rows, const uint8_t *block, cons
     }
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------------------------------
+ */
 
 static __attribute__((noinline)) void row_store(const struct linear_job *job, int64_t row, int64_t first, __m256 acc) {
     int64_t lanes = job->segment->rows - first;
@@ -184,7 +192,8 @@ static __attribute__((noinline)) void row_store(const struct linear_job *job, in
     _mm256_storeu_ps(y, acc);
 }
 
-/* ---- int8 activations --------------------------------------------------------------------------------------------- */
+/* ---- int8 activations ---------------------------------------------------------------------------------------------
+ */
 
 /* `rows` <= 4 rows of x, known when compiled, against one group. */
 INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *job, int64_t group, int64_t row) {
@@ -244,7 +253,8 @@ static void linear_q8(const struct linear_job *job, int64_t group_begin, int64_t
     groups_int8(QUANT_Q8, job, group_begin, group_end, row_begin, row_end);
 }
 
-/* ---- f32 activations ---------------------------------------------------------------------------------------------- */
+/* ---- f32 activations ----------------------------------------------------------------------------------------------
+ */
 
 /* Byte i of each of the 8 words of w as f32. */
 INLINE __m256 word_byte(enum quant_kind kind, __m256i w, int i) {
@@ -286,8 +296,7 @@ static __attribute__((noinline)) void block_dequant(const struct linear_job *job
     const uint8_t *quants = group + (size_t)block * job->layout.block_bytes;
     switch (job->segment->dtype) {
     case DTYPE_F32:
-        for (int64_t c = 0; c < count; c++)
-            values[c] = _mm256_loadu_ps((const float *)group + begin + c * GROUP_ROWS);
+        for (int64_t c = 0; c < count; c++) values[c] = _mm256_loadu_ps((const float *)group + begin + c * GROUP_ROWS);
         break;
     case DTYPE_F16:
         for (int64_t c = 0; c < count; c++) values[c] = half_load(group + (begin + c * GROUP_ROWS) * 2);
@@ -298,10 +307,16 @@ static __attribute__((noinline)) void block_dequant(const struct linear_job *job
             values[c] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
         }
         break;
-    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, quants, half, values); break;
+    case DTYPE_Q8_0:
+        quants_dequant(QUANT_Q8, job, quants, half, values);
+        break;
     case DTYPE_Q5_0:
-    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, quants, half, values); break;
-    default: quants_dequant(QUANT_Q4, job, quants, half, values); break;
+    case DTYPE_Q5_1:
+        quants_dequant(QUANT_Q5, job, quants, half, values);
+        break;
+    default:
+        quants_dequant(QUANT_Q4, job, quants, half, values);
+        break;
     }
 }
 
@@ -332,7 +347,8 @@ static void linear_f32(const struct linear_job *job, int64_t group_begin, int64_
     }
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table ----------------------------------------------------------------------------------------------------
+ */
 
 const struct linear_kernels linear_kernels_avx2 = {
     .quantize = quantize_avx2,

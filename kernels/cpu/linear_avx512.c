@@ -1,10 +1,11 @@
 /* Matrix multiplication with AVX-512 (F, BW, VL, DQ) and VNNI.
  *
- * A vector holds 4 columns of 16 rows; vpdpbusd multiplies its unsigned bytes by the signed bytes of a word of x, which it
- * broadcasts from memory itself, and adds four products to 32 bits. q8 weights are kept as q + 128, and the sum then starts
- * at -128 * sum(x.q): still exact. A register tile is 1 group by up to 8 rows of x: 8 vectors of weights unpacked once, 8
- * accumulators, and a chain of 8 vpdpbusd for each row, of which several are in flight. For 512 multiply-adds of q4: 8
- * products with 8 loads, and 4 operations to scale; 6 cycles where two vpdpbusd start a cycle, 10 where one does. */
+ * A vector holds 4 columns of 16 rows; vpdpbusd multiplies its unsigned bytes by the signed bytes of a word of x, which
+ * it broadcasts from memory itself, and adds four products to 32 bits. q8 weights are kept as q + 128, and the sum then
+ * starts at -128 * sum(x.q): still exact. A register tile is 1 group by up to 8 rows of x: 8 vectors of weights
+ * unpacked once, 8 accumulators, and a chain of 8 vpdpbusd for each row, of which several are in flight. For 512
+ * multiply-adds of q4: 8 products with 8 loads, and 4 operations to scale; 6 cycles where two vpdpbusd start a cycle,
+ * 10 where one does. */
 #if defined(__AVX512VNNI__)
 #include <immintrin.h>
 #include <string.h>
@@ -15,14 +16,19 @@
 
 enum { LANES = GROUP_ROWS, TILE_ROWS = 8 };
 
-/* ---- a block of a group ------------------------------------------------------------------------------------------- */
+/* ---- a block of a group -------------------------------------------------------------------------------------------
+ */
 
 /* How quants are packed: what the inner loops are compiled for. */
 enum quant_kind { QUANT_Q4, QUANT_Q5, QUANT_Q8 };
 
-INLINE size_t scales_at(enum quant_kind kind) { return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256; }
+INLINE size_t scales_at(enum quant_kind kind) {
+    return kind == QUANT_Q8 ? 512 : kind == QUANT_Q5 ? 320 : 256;
+}
 
-INLINE __m512i load512(const uint8_t *p) { return _mm512_loadu_si512((const void *)p); }
+INLINE __m512i load512(const uint8_t *p) {
+    return _mm512_loadu_si512((const void *)p);
+}
 
 /* The word of columns 4v .. 4v+3 of 16 rows into w[v], unsigned bytes. */
 INLINE void block_unpack(enum quant_kind kind, const uint8_t *quants, __m512i w[8]) {
@@ -39,12 +45,15 @@ INLINE void block_unpack(enum quant_kind kind, const uint8_t *quants, __m512i w[
     if (kind != QUANT_Q5) return;
     __m512i high = load512(quants + 256);
     for (int v = 0; v < 8; v++) {
-        __m512i bit = v <= 4 ? _mm512_slli_epi16(high, (unsigned)(4 - v) & 7) : _mm512_srli_epi16(high, (unsigned)(v - 4) & 7);
+        __m512i bit =
+            v <= 4 ? _mm512_slli_epi16(high, (unsigned)(4 - v) & 7) : _mm512_srli_epi16(high, (unsigned)(v - 4) & 7);
         w[v] = _mm512_or_si512(w[v], _mm512_and_si512(bit, fifth));
     }
 }
 
-INLINE __m512 half_load(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE __m512 half_load(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 
 /* What q = 0 stands for, in units of d, where a block has no minimums of its own. */
 INLINE float dtype_offset(enum dtype dtype) {
@@ -62,7 +71,8 @@ INLINE __m512i word(const struct act_block *x, int v) {
     return _mm512_set1_epi32(q);
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------------------------------
+ */
 
 /* Bias, then what y held, then the store; lanes beyond the segment's last row are masked away. */
 static __attribute__((noinline)) void row_store(const struct linear_job *job, int64_t row, int64_t first, __m512 acc) {
@@ -74,7 +84,8 @@ static __attribute__((noinline)) void row_store(const struct linear_job *job, in
     _mm512_mask_storeu_ps(y, mask, acc);
 }
 
-/* ---- int8 activations --------------------------------------------------------------------------------------------- */
+/* ---- int8 activations ---------------------------------------------------------------------------------------------
+ */
 
 /* `rows` <= 8 rows of x, known when compiled, against one group. */
 INLINE void tile_int8(enum quant_kind kind, int rows, const struct linear_job *job, int64_t group, int64_t row) {
@@ -134,7 +145,8 @@ static void linear_q8(const struct linear_job *job, int64_t group_begin, int64_t
     groups_int8(QUANT_Q8, job, group_begin, group_end, row_begin, row_end);
 }
 
-/* ---- f32 activations ---------------------------------------------------------------------------------------------- */
+/* ---- f32 activations ----------------------------------------------------------------------------------------------
+ */
 
 INLINE void quants_dequant(enum quant_kind kind, const struct linear_job *job, const uint8_t *block,
                            __m512 values[QUANT_BLOCK]) {
@@ -169,10 +181,16 @@ static __attribute__((noinline)) void block_dequant(const struct linear_job *job
             values[c] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
         break;
-    case DTYPE_Q8_0: quants_dequant(QUANT_Q8, job, quants, values); break;
+    case DTYPE_Q8_0:
+        quants_dequant(QUANT_Q8, job, quants, values);
+        break;
     case DTYPE_Q5_0:
-    case DTYPE_Q5_1: quants_dequant(QUANT_Q5, job, quants, values); break;
-    default: quants_dequant(QUANT_Q4, job, quants, values); break;
+    case DTYPE_Q5_1:
+        quants_dequant(QUANT_Q5, job, quants, values);
+        break;
+    default:
+        quants_dequant(QUANT_Q4, job, quants, values);
+        break;
     }
 }
 
@@ -202,7 +220,8 @@ static void linear_f32(const struct linear_job *job, int64_t group_begin, int64_
     }
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table ----------------------------------------------------------------------------------------------------
+ */
 
 const struct linear_kernels linear_kernels_avx512 = {
     .quantize = quantize_avx2,

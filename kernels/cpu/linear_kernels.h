@@ -1,5 +1,5 @@
-/* linear_kernels.h: what a set of instructions brings to matrix multiplication: one table, chosen at backend_open. A kernel
- * multiplies some groups of a weight with some rows of x. Called inside tiles, by any worker; no state.
+/* linear_kernels.h: what a set of instructions brings to matrix multiplication: one table, chosen at backend_open. A
+ * kernel multiplies some groups of a weight with some rows of x. Called inside tiles, by any worker; no state.
  *
  * The bits of a result depend on its row of x and its row of the weight alone. Every kernel keeps to one order for any
  * number of rows:
@@ -72,8 +72,8 @@ struct prefetch {
     size_t step;
 };
 
-static inline struct prefetch prefetch_group(const struct linear_job *job, int64_t group, int64_t group_end, int64_t rows,
-                                             int64_t rows_a_call) {
+static inline struct prefetch prefetch_group(const struct linear_job *job, int64_t group, int64_t group_end,
+                                             int64_t rows, int64_t rows_a_call) {
     struct prefetch p = {0};
     if (group >= group_end || rows < rows_a_call) return p;
     size_t bytes = job->segment->group_bytes, calls = (size_t)(rows / rows_a_call);
@@ -88,8 +88,8 @@ static inline void prefetch_some(struct prefetch *p) {
     for (; p->at < end; p->at += 64) __builtin_prefetch(p->at);
 }
 
-/* The lines of y that a tile will write. Rows of y are often a multiple of 4 KB apart, which is one set of the caches for
- * all of them: without this every store waits for its line (67 Gmac/s and not 90 with rows 12 KB apart, Zen 3). */
+/* The lines of y that a tile will write. Rows of y are often a multiple of 4 KB apart, which is one set of the caches
+ * for all of them: without this every store waits for its line (67 Gmac/s and not 90 with rows 12 KB apart, Zen 3). */
 static inline void prefetch_results(int rows, const struct linear_job *job, int64_t group, int64_t row) {
     for (int r = 0; r < rows; r++) __builtin_prefetch(job->y + (row + r) * job->y_stride + group * GROUP_ROWS, 1);
 }

@@ -1,5 +1,5 @@
-/* Matrix multiplication in plain C, for machines without the instruction sets that have files of their own. Written so that
- * compilers vectorise the inner loops with whatever the base architecture has. */
+/* Matrix multiplication in plain C, for machines without the instruction sets that have files of their own. Written so
+ * that compilers vectorise the inner loops with whatever the base architecture has. */
 #include <math.h>
 #include <string.h>
 
@@ -59,7 +59,8 @@ static float half_at(const uint8_t *p) {
 }
 
 /* Scales and minimums of a block; those of q4_0 and q5_0 are the offset's. False where there are no minimums. */
-static bool block_scales(enum dtype dtype, const struct group_layout *layout, const uint8_t *block, float *d, float *m) {
+static bool block_scales(enum dtype dtype, const struct group_layout *layout, const uint8_t *block, float *d,
+                         float *m) {
     for (int64_t lane = 0; lane < LANES; lane++) {
         d[lane] = half_at(block + layout->scales_at + 2 * lane);
         m[lane] = dtype == DTYPE_Q4_0 ? -8 * d[lane] : dtype == DTYPE_Q5_0 ? -16 * d[lane] : 0;

@@ -42,7 +42,9 @@ bool machine_has_isa(enum cpu_isa isa) {
     return (ebx & leaf7_ebx) == leaf7_ebx && (ecx & bit_AVX512VNNI) && (saved & XCR0_ZMM) == XCR0_ZMM;
 }
 #else
-bool machine_has_isa(enum cpu_isa isa) { return isa == CPU_ISA_PORTABLE; }
+bool machine_has_isa(enum cpu_isa isa) {
+    return isa == CPU_ISA_PORTABLE;
+}
 #endif
 
 /* ---- control groups ------------------------------------------------------------------------------------------------

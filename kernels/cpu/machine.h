@@ -16,7 +16,8 @@ const char *cpu_isa_name(enum cpu_isa isa);
  * and the operating system saves its registers. */
 bool machine_has_isa(enum cpu_isa isa);
 
-/* Processors this process may use at once: the affinity mask, cut by the processor quota of its control groups. >= 1. */
+/* Processors this process may use at once: the affinity mask, cut by the processor quota of its control groups. >= 1.
+ */
 int32_t machine_processors(void);
 
 /* "AMD EPYC ..." */

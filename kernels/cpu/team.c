@@ -16,14 +16,16 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
-/* How long a thread spins before it sleeps. The gap between two ops of a forward pass is 1 to 10 us of serial work, and a
- * tile takes 10 to 30 us: who waits longer waits for a thread that has lost its processor, and sleeping lets the kernel
- * use this one (decode beside a busy process: 0.48 of its lone speed with 60 us, 0.57 with 20; Zen 3, 2 threads). */
+/* How long a thread spins before it sleeps. The gap between two ops of a forward pass is 1 to 10 us of serial work, and
+ * a tile takes 10 to 30 us: who waits longer waits for a thread that has lost its processor, and sleeping lets the
+ * kernel use this one (decode beside a busy process: 0.48 of its lone speed with 60 us, 0.57 with 20; Zen 3, 2
+ * threads). */
 #define TEAM_SPIN_NS ((int64_t)20000)
 
-/* A worker gives way to whoever else wants its processor between two tiles, so often that the kernel seldom has to take it
- * away in the middle of one, for which everybody would wait until the worker's next turn (a slice of 3 ms). Alone on its
- * processor that is a system call of 0.3 us each 700. Beside a busy process: 0.65 of the lone speed, 0.57 without. */
+/* A worker gives way to whoever else wants its processor between two tiles, so often that the kernel seldom has to take
+ * it away in the middle of one, for which everybody would wait until the worker's next turn (a slice of 3 ms). Alone on
+ * its processor that is a system call of 0.3 us each 700. Beside a busy process: 0.65 of the lone speed, 0.57 without.
+ */
 #define TEAM_TURN_NS ((int64_t)700000)
 
 /* Reading the clock costs 25 ns and a pause 10 to 140 cycles: look at the clock once in so many pauses. */
@@ -41,8 +43,8 @@ struct worker {
 /* Invariants.
  * 1. fn, ctx and done are written by the caller of team_run alone, and only while no tile is claimed and not yet done.
  * 2. A worker reads fn and ctx only between claiming a tile and adding it to done.
- * 3. `state` holds tiles << 32 | next; a tile is claimed by a compare-and-swap that moves next below tiles. A worker late
- *    by a whole job can therefore only claim a tile of the job that is current. */
+ * 3. `state` holds tiles << 32 | next; a tile is claimed by a compare-and-swap that moves next below tiles. A worker
+ * late by a whole job can therefore only claim a tile of the job that is current. */
 struct team {
     _Alignas(CACHE_LINE) _Atomic uint64_t state;
     team_fn *fn;
@@ -72,7 +74,9 @@ static inline void spin_pause(void) {
 #endif
 }
 
-static bool state_has_tiles(uint64_t state) { return (uint32_t)state < (uint32_t)(state >> 32); }
+static bool state_has_tiles(uint64_t state) {
+    return (uint32_t)state < (uint32_t)(state >> 32);
+}
 
 /* Takes the next tile; false when there is none. */
 static bool tile_claim(struct team *team, uint32_t *tile, uint32_t *tiles) {
@@ -95,7 +99,8 @@ static void tile_do(struct team *team, int32_t worker, uint32_t tile, uint32_t t
         futex_wake_all(&team->done);
 }
 
-/* Does tiles until there are none left, and gives way now and then. The caller of team_run does not: everybody needs it. */
+/* Does tiles until there are none left, and gives way now and then. The caller of team_run does not: everybody needs
+ * it. */
 static void tiles_run(struct worker *worker) {
     uint32_t tile, tiles;
     while (tile_claim(worker->team, &tile, &tiles)) {
@@ -133,8 +138,8 @@ static void *worker_main(void *arg) {
     return NULL;
 }
 
-/* Waits until every tile is done. Sleeping early matters when another process holds the processor of a worker that has a
- * tile: the sleep frees this processor, and the kernel moves the worker over. */
+/* Waits until every tile is done. Sleeping early matters when another process holds the processor of a worker that has
+ * a tile: the sleep frees this processor, and the kernel moves the worker over. */
 static void done_await(struct team *team, uint32_t tiles) {
     int64_t deadline_ns = 0;
     for (uint32_t spins = 1; atomic_load_explicit(&team->done, memory_order_acquire) != tiles; spins++) {
@@ -167,7 +172,9 @@ void team_run(struct team *team, team_fn *fn, void *ctx, int64_t tiles) {
     done_await(team, (uint32_t)tiles);
 }
 
-int32_t team_threads(const struct team *team) { return team->threads; }
+int32_t team_threads(const struct team *team) {
+    return team->threads;
+}
 
 /* Signals go to the threads that asked for them: the team takes none. */
 static int worker_start(struct worker *worker) {

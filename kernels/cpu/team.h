@@ -1,9 +1,9 @@
 /* team.h: the threads of the CPU backend. The calling thread is worker 0; the others wait for it.
  *
- * A job is a count of tiles; whoever is free takes the next one from an atomic counter, so a worker that the kernel has put
- * aside delays the job by the one tile it holds and no more. Between jobs workers spin for a bounded time and then sleep in
- * a futex; an idle team uses no processor. Owned by the backend; team_run is called by the rank thread alone and never from
- * inside a tile. Knows nothing of ops. */
+ * A job is a count of tiles; whoever is free takes the next one from an atomic counter, so a worker that the kernel has
+ * put aside delays the job by the one tile it holds and no more. Between jobs workers spin for a bounded time and then
+ * sleep in a futex; an idle team uses no processor. Owned by the backend; team_run is called by the rank thread alone
+ * and never from inside a tile. Knows nothing of ops. */
 #ifndef QUIRE_KERNELS_CPU_TEAM_H
 #define QUIRE_KERNELS_CPU_TEAM_H
 

@@ -4,10 +4,12 @@
 #include "engine/base/mem.h"
 #include "kernels/cpu/cpu_ops.h"
 
-static bool dtype_multiplies(enum dtype dtype) { return dtype != DTYPE_I32 && dtype != DTYPE_I8; }
+static bool dtype_multiplies(enum dtype dtype) {
+    return dtype != DTYPE_I32 && dtype != DTYPE_I8;
+}
 
-/* Fills segments (room for part_count) from the parts: neighbours of one dtype share a segment, so that a group may hold
- * rows of two of them. data is the offset until the memory is there. False on overflow or an unsupported dtype. */
+/* Fills segments (room for part_count) from the parts: neighbours of one dtype share a segment, so that a group may
+ * hold rows of two of them. data is the offset until the memory is there. False on overflow or an unsupported dtype. */
 static bool segments_plan(const struct weight_part *parts, int32_t part_count, int64_t cols,
                           struct weight_segment *segments, int32_t *segment_count, size_t *bytes) {
     int64_t row = 0;
@@ -81,13 +83,13 @@ static void pack_tile(void *ctx, int64_t tile, int32_t worker) {
 
 int cpu_weight_prepare(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t rows,
                        int64_t cols, unsigned flags, struct weight **out, struct err *err) {
-    struct cpu_weight *weight =
-        mem_zalloc(1, sizeof *weight + (size_t)part_count * sizeof(struct weight_segment));
+    struct cpu_weight *weight = mem_zalloc(1, sizeof *weight + (size_t)part_count * sizeof(struct weight_segment));
     weight->biased = backend->cpu->isa == CPU_ISA_AVX512;
     weight->base = (struct weight){.rows = rows, .cols = cols, .flags = flags};
     if (!segments_plan(parts, part_count, cols, weight->segments, &weight->segment_count, &weight->base.bytes)) {
         mem_free(weight);
-        return err_set(err, ERR_UNSUPPORTED, "the CPU backend multiplies f32, f16, bf16, q4_0, q4_1, q5_0, q5_1 and q8_0");
+        return err_set(err, ERR_UNSUPPORTED,
+                       "the CPU backend multiplies f32, f16, bf16, q4_0, q4_1, q5_0, q5_1 and q8_0");
     }
     void *data;
     int rc = backend_alloc(backend, MEMORY_WEIGHTS, weight->base.bytes, &data, err);

@@ -1,7 +1,7 @@
-/* weight.h: how the CPU backend keeps a matrix. Rows are taken in groups of 16 and the values of a group are interleaved, so
- * that one vector (or two of 32 bytes) holds the same columns of all its rows, and a product reads a group from beginning to
- * end in one stream. Quantised weights keep their bits. Made and freed by the rank thread; immutable in between, so any
- * worker reads it.
+/* weight.h: how the CPU backend keeps a matrix. Rows are taken in groups of 16 and the values of a group are
+ * interleaved, so that one vector (or two of 32 bytes) holds the same columns of all its rows, and a product reads a
+ * group from beginning to end in one stream. Quantised weights keep their bits. Made and freed by the rank thread;
+ * immutable in between, so any worker reads it.
  *
  * A group of a quantised dtype is a row of blocks of 32 columns, and a block is, one after the other:
  *
@@ -12,8 +12,8 @@
  *   scales   [16] f16
  *   minimums [16] f16 (q4_1 and q5_1 only)
  *
- * A group of a plain dtype is [cols][16] values. Groups are padded to 64 bytes. GGUF keeps columns j and 16 + j in one byte
- * too, so packing moves words of four bytes and shifts no nibble. Rows beyond the last are zero. */
+ * A group of a plain dtype is [cols][16] values. Groups are padded to 64 bytes. GGUF keeps columns j and 16 + j in one
+ * byte too, so packing moves words of four bytes and shifts no nibble. Rows beyond the last are zero. */
 #ifndef QUIRE_KERNELS_CPU_WEIGHT_H
 #define QUIRE_KERNELS_CPU_WEIGHT_H
 
@@ -32,7 +32,7 @@ struct weight_segment {
 struct cpu_weight {
     struct weight base;
     int32_t segment_count;
-    bool biased; /* q8 kept as q + 128 */
+    bool biased;   /* q8 kept as q + 128 */
     uint8_t *data; /* of all segments, MEMORY_WEIGHTS */
     struct weight_segment segments[];
 };
@@ -52,7 +52,8 @@ void cpu_weight_free(struct backend *backend, struct weight *weight);
 /* Packs rows [count <= 16] of one dtype, each row contiguous in GGUF layout, into one group. */
 void group_pack(enum dtype dtype, int64_t cols, bool biased, const uint8_t *const *rows, int32_t count, uint8_t *group);
 
-/* f32 values of `count` (<= 32) columns from column 32 * block, lanes of one group side by side: out [count, 16] f32. */
+/* f32 values of `count` (<= 32) columns from column 32 * block, lanes of one group side by side: out [count, 16] f32.
+ */
 void group_block_dequant(enum dtype dtype, int64_t cols, bool biased, const uint8_t *group, int64_t block,
                          int32_t count, float *out);
 

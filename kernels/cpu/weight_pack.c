@@ -36,12 +36,18 @@ static const struct quant_format *quant_format(enum dtype dtype) {
     static const struct quant_format q5_0 = {-1, 2, 6, 4, 5, 16}, q5_1 = {2, 4, 8, 4, 5, 0};
     static const struct quant_format q8_0 = {-1, -1, 2, 8, 8, 0};
     switch (dtype) {
-    case DTYPE_Q4_0: return &q4_0;
-    case DTYPE_Q4_1: return &q4_1;
-    case DTYPE_Q5_0: return &q5_0;
-    case DTYPE_Q5_1: return &q5_1;
-    case DTYPE_Q8_0: return &q8_0;
-    default: return NULL;
+    case DTYPE_Q4_0:
+        return &q4_0;
+    case DTYPE_Q4_1:
+        return &q4_1;
+    case DTYPE_Q5_0:
+        return &q5_0;
+    case DTYPE_Q5_1:
+        return &q5_1;
+    case DTYPE_Q8_0:
+        return &q8_0;
+    default:
+        return NULL;
     }
 }
 

@@ -2,9 +2,9 @@
  *
  *   bench_linear [--isa NAME] [--threads N] [--f32] [--ms N] [--shape DTYPE OUT IN ROWS]
  *
- * Prints, for each shape and number of rows, microseconds (median), GB/s of weights, Gmac/s, and the percent of the nearer
- * limit: memory at --gbs, multiply-adds at --gmacs. Each call uses another copy of the weight until they exceed the caches,
- * as layers of a model do. */
+ * Prints, for each shape and number of rows, microseconds (median), GB/s of weights, Gmac/s, and the percent of the
+ * nearer limit: memory at --gbs, multiply-adds at --gmacs. Each call uses another copy of the weight until they exceed
+ * the caches, as layers of a model do. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +28,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {"qkv", DTYPE_Q4_1, 960, 576},      {"o", DTYPE_Q4_1, 576, 576},        {"gate+up", DTYPE_Q4_1, 3072, 576},
-    {"down", DTYPE_Q4_1, 576, 1536},    {"logits", DTYPE_Q8_0, 49152, 576},
+    {"qkv", DTYPE_Q4_1, 960, 576},   {"o", DTYPE_Q4_1, 576, 576},        {"gate+up", DTYPE_Q4_1, 3072, 576},
+    {"down", DTYPE_Q4_1, 576, 1536}, {"logits", DTYPE_Q8_0, 49152, 576},
 };
 
 static int compare_i64(const void *a, const void *b) {
@@ -75,8 +75,13 @@ static double bench_shape(const struct bench *bench, const struct shape *shape, 
     int samples = 0;
     int64_t end_ns = clock_now_ns() + bench->budget_ns;
     while (samples < SAMPLES_MAX && (samples < 5 || clock_now_ns() < end_ns)) {
-        struct op_linear_args args = {.x = x, .w = weights[samples % copies], .y = y, .rows = rows,
-                                      .x_stride = shape->in, .y_stride = shape->out, .out_f32 = true};
+        struct op_linear_args args = {.x = x,
+                                      .w = weights[samples % copies],
+                                      .y = y,
+                                      .rows = rows,
+                                      .x_stride = shape->in,
+                                      .y_stride = shape->out,
+                                      .out_f32 = true};
         int64_t start_ns = clock_now_ns();
         if (cpu_op_linear(bench->backend, &args, &err)) exit(1);
         ns[samples++] = clock_now_ns() - start_ns;
@@ -84,10 +89,11 @@ static double bench_shape(const struct bench *bench, const struct shape *shape, 
     qsort(ns, (size_t)samples, sizeof *ns, compare_i64);
     double median = (double)ns[samples / 2], best = (double)ns[samples / 20];
     double macs = (double)rows * (double)shape->out * (double)shape->in;
-    double limit_ns = (double)bytes / bench->gbs > macs / bench->gmacs ? (double)bytes / bench->gbs : macs / bench->gmacs;
-    printf("%-8s %-5s %6lld x %5lld  rows %4lld  %9.1f us  (p5 %9.1f)  %6.1f GB/s  %7.1f Gmac/s  %5.1f %%\n", shape->name,
-           dtype_info(shape->dtype)->name, (long long)shape->out, (long long)shape->in, (long long)rows, median / 1e3,
-           best / 1e3, (double)bytes / median, macs / median, 100 * limit_ns / median);
+    double limit_ns =
+        (double)bytes / bench->gbs > macs / bench->gmacs ? (double)bytes / bench->gbs : macs / bench->gmacs;
+    printf("%-8s %-5s %6lld x %5lld  rows %4lld  %9.1f us  (p5 %9.1f)  %6.1f GB/s  %7.1f Gmac/s  %5.1f %%\n",
+           shape->name, dtype_info(shape->dtype)->name, (long long)shape->out, (long long)shape->in, (long long)rows,
+           median / 1e3, best / 1e3, (double)bytes / median, macs / median, 100 * limit_ns / median);
     for (int i = 0; i < copies; i++) weight_free(bench->backend, weights[i]);
     mem_free(x);
     mem_free(y);
@@ -127,12 +133,18 @@ int main(int argc, char **argv) {
     struct err err;
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
-        if (strcmp(argv[i], "--isa") == 0 && more) options.cpu_isa = argv[++i];
-        else if (strcmp(argv[i], "--threads") == 0 && more) options.threads = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--ms") == 0 && more) bench.budget_ns = atoi(argv[++i]) * NS_PER_MS;
-        else if (strcmp(argv[i], "--gbs") == 0 && more) bench.gbs = atof(argv[++i]);
-        else if (strcmp(argv[i], "--gmacs") == 0 && more) bench.gmacs = atof(argv[++i]);
-        else if (strcmp(argv[i], "--f32") == 0) options.cpu_activations = CPU_ACTIVATIONS_F32;
+        if (strcmp(argv[i], "--isa") == 0 && more)
+            options.cpu_isa = argv[++i];
+        else if (strcmp(argv[i], "--threads") == 0 && more)
+            options.threads = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--ms") == 0 && more)
+            bench.budget_ns = atoi(argv[++i]) * NS_PER_MS;
+        else if (strcmp(argv[i], "--gbs") == 0 && more)
+            bench.gbs = atof(argv[++i]);
+        else if (strcmp(argv[i], "--gmacs") == 0 && more)
+            bench.gmacs = atof(argv[++i]);
+        else if (strcmp(argv[i], "--f32") == 0)
+            options.cpu_activations = CPU_ACTIVATIONS_F32;
         else if (strcmp(argv[i], "--shape") == 0 && i + 4 < argc) {
             one = (struct shape){"shape", dtype_of(argv[i + 1]), atoll(argv[i + 2]), atoll(argv[i + 3])};
             rows = atoll(argv[i + 4]);

@@ -24,7 +24,9 @@ static inline uint32_t random_u32(struct random *r) {
     return (uint32_t)(r->state >> 32);
 }
 
-static inline float random_f32(struct random *r) { return (float)(int32_t)random_u32(r) * 0x1p-31f; } /* -1 .. 1 */
+static inline float random_f32(struct random *r) {
+    return (float)(int32_t)random_u32(r) * 0x1p-31f;
+} /* -1 .. 1 */
 
 /* A half of either sign between 2^-7 and 2^-3, any fraction. */
 static inline uint16_t random_f16(struct random *r) {
@@ -38,7 +40,9 @@ static inline double half_value(uint16_t h) {
     return h & 0x8000 ? -v : v;
 }
 
-static inline bool dtype_quantised(enum dtype dtype) { return dtype_info(dtype)->block_values == 32; }
+static inline bool dtype_quantised(enum dtype dtype) {
+    return dtype_info(dtype)->block_values == 32;
+}
 
 /* [rows, cols] of a dtype; free with mem_free. */
 static inline uint8_t *matrix_random(struct random *r, enum dtype dtype, int64_t rows, int64_t cols) {
@@ -50,9 +54,12 @@ static inline uint8_t *matrix_random(struct random *r, enum dtype dtype, int64_t
     for (size_t at = 0; at < bytes; at += block) {
         uint16_t half = random_f16(r);
         float value = random_f32(r);
-        if (dtype == DTYPE_F32) memcpy(data + at, &value, 4);
-        else if (dtype == DTYPE_BF16) memcpy(data + at, (uint8_t *)&value + 2, 2);
-        else memcpy(data + at, &half, 2);
+        if (dtype == DTYPE_F32)
+            memcpy(data + at, &value, 4);
+        else if (dtype == DTYPE_BF16)
+            memcpy(data + at, (uint8_t *)&value + 2, 2);
+        else
+            memcpy(data + at, &half, 2);
         half = random_f16(r);
         if (dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1) memcpy(data + at + 2, &half, 2);
     }
@@ -64,18 +71,27 @@ static inline double matrix_value(const uint8_t *data, enum dtype dtype, int64_t
     size_t row_bytes = 0;
     if (!dtype_row_bytes(dtype, cols, &row_bytes)) abort();
     int64_t values = dtype_info(dtype)->block_values;
-    const uint8_t *block = data + (size_t)row * row_bytes + (size_t)(col / values) * (size_t)dtype_info(dtype)->block_bytes;
+    const uint8_t *block =
+        data + (size_t)row * row_bytes + (size_t)(col / values) * (size_t)dtype_info(dtype)->block_bytes;
     int j = (int)(col % values);
     uint16_t half, min = 0;
     uint32_t bits = 0;
     float value;
     memcpy(&half, block, 2);
     switch (dtype) {
-    case DTYPE_F32: memcpy(&value, block, 4); return (double)value;
-    case DTYPE_BF16: bits = (uint32_t)half << 16; memcpy(&value, &bits, 4); return (double)value;
-    case DTYPE_F16: return half_value(half);
-    case DTYPE_Q8_0: return half_value(half) * (int8_t)block[2 + j];
-    case DTYPE_Q4_0: return half_value(half) * ((j < 16 ? block[2 + j] & 15 : block[2 + j - 16] >> 4) - 8);
+    case DTYPE_F32:
+        memcpy(&value, block, 4);
+        return (double)value;
+    case DTYPE_BF16:
+        bits = (uint32_t)half << 16;
+        memcpy(&value, &bits, 4);
+        return (double)value;
+    case DTYPE_F16:
+        return half_value(half);
+    case DTYPE_Q8_0:
+        return half_value(half) * (int8_t)block[2 + j];
+    case DTYPE_Q4_0:
+        return half_value(half) * ((j < 16 ? block[2 + j] & 15 : block[2 + j - 16] >> 4) - 8);
     case DTYPE_Q4_1:
         memcpy(&min, block + 2, 2);
         return half_value(half) * (j < 16 ? block[4 + j] & 15 : block[4 + j - 16] >> 4) + half_value(min);
@@ -88,12 +104,13 @@ static inline double matrix_value(const uint8_t *data, enum dtype dtype, int64_t
         memcpy(&bits, block + 4, 4);
         return half_value(half) * ((j < 16 ? block[8 + j] & 15 : block[8 + j - 16] >> 4) | (int)(bits >> j & 1) << 4) +
                half_value(min);
-    default: abort();
+    default:
+        abort();
     }
 }
 
-/* Opens a backend of one instruction set; NULL when this machine lacks it or QUIRE_CPU_ISA names another. The one that is
- * named must be there: the program ends otherwise. */
+/* Opens a backend of one instruction set; NULL when this machine lacks it or QUIRE_CPU_ISA names another. The one that
+ * is named must be there: the program ends otherwise. */
 static inline struct backend *case_backend(const char *isa, int32_t threads, enum cpu_activations activations) {
     struct backend_options options = {
         .device = DEVICE_CPU, .threads = threads, .cpu_activations = activations, .cpu_isa = isa};
@@ -115,8 +132,10 @@ enum { CASE_ISAS = 3 };
 static inline int cases_announce(void **state) {
     for (int i = 0; i < CASE_ISAS; i++) {
         struct backend *backend = case_backend(case_isas[i], 1, CPU_ACTIVATIONS_INT8);
-        if (backend) backend_close(backend);
-        else fprintf(stderr, "skipped: %s is not of this machine, or not asked for\n", case_isas[i]);
+        if (backend)
+            backend_close(backend);
+        else
+            fprintf(stderr, "skipped: %s is not of this machine, or not asked for\n", case_isas[i]);
     }
     return 0;
 }

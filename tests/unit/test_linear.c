@@ -1,5 +1,5 @@
-/* Matrix multiplication: every dtype, instruction set and kind of activations against double precision, and the same bits
- * for a row whatever the company it is multiplied in. */
+/* Matrix multiplication: every dtype, instruction set and kind of activations against double precision, and the same
+ * bits for a row whatever the company it is multiplied in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,8 +36,7 @@ static void case_init(struct linear_case *c, struct random *random, const enum d
     double *w = c->w;
     for (int32_t i = 0; i < part_count; i++)
         for (int64_t row = 0; row < part_rows[i]; row++)
-            for (int64_t col = 0; col < cols; col++)
-                *w++ = matrix_value(c->parts[i].data, dtypes[i], cols, row, col);
+            for (int64_t col = 0; col < cols; col++) *w++ = matrix_value(c->parts[i].data, dtypes[i], cols, row, col);
     for (int64_t i = 0; i < rows * c->x_stride; i++) c->x[i] = random_f32(random) * (i % 37 ? 1.0f : 20.0f);
     for (int64_t i = 0; i < c->out; i++) c->bias[i] = random_f32(random);
     for (int64_t i = 0; i < rows * c->y_stride; i++) c->start[i] = random_f32(random);
@@ -203,8 +202,7 @@ static void test_extremes(void **state) {
             uint8_t *data = (uint8_t *)c.parts[0].data;
             size_t block = (size_t)dtype_info(dtype)->block_bytes;
             size_t head = dtype == DTYPE_Q4_1 || dtype == DTYPE_Q5_1 ? 4 : 2;
-            for (size_t at = 0; at < OUT * COLS / 32; at++)
-                memset(data + at * block + head, fill[byte], block - head);
+            for (size_t at = 0; at < OUT * COLS / 32; at++) memset(data + at * block + head, fill[byte], block - head);
             for (int64_t i = 0; i < OUT * COLS; i++) c.w[i] = matrix_value(data, dtype, COLS, i / COLS, i % COLS);
             for (int64_t i = 0; i < ROWS * c.x_stride; i++) c.x[i] = i / c.x_stride % 2 ? -3.0f : 3.0f;
             for (int isa = 0; isa < CASE_ISAS; isa++)

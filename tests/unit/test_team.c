@@ -34,8 +34,8 @@ static void nap_us(long us) {
     nanosleep(&nap, NULL);
 }
 
-/* Many small jobs of changing size; now and then a pause around the spinning limit, so that workers are caught spinning,
- * going to sleep, and asleep. */
+/* Many small jobs of changing size; now and then a pause around the spinning limit, so that workers are caught
+ * spinning, going to sleep, and asleep. */
 static void stress(int32_t threads, int jobs) {
     struct err err;
     struct team *team;
@@ -52,8 +52,7 @@ static void stress(int32_t threads, int jobs) {
         marks.sum = job % 3;
         team_run(team, tile_mark, &marks, tiles);
         assert_int_equal(atomic_load(&marks.total), tiles);
-        for (int32_t i = 0; i < TILES_MAX; i++)
-            assert_int_equal(marks.count[i], i < tiles ? 1 + job % 3 : 0);
+        for (int32_t i = 0; i < TILES_MAX; i++) assert_int_equal(marks.count[i], i < tiles ? 1 + job % 3 : 0);
         if (job % 97 == 0) nap_us(50 + job % 40);
     }
     team_close(team);
