@@ -451,6 +451,28 @@ static void test_left_open(void **state) {
     buf_deinit(&out);
 }
 
+/* One letter over and over, where a search that starts anew at every place would take minutes. */
+static void test_left_open_of_one_letter(void **state) {
+    const int user = 400000, assistant = 200000;
+    folder_empty();
+    tokenizer_put((struct parts){0});
+    folder_put("chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}!");
+    struct text *text = open_folder();
+    struct buf messages = {0}, want = {0};
+    buf_append_str(&messages, "[{\"role\":\"user\",\"content\":\"");
+    for (int i = 0; i < user; i++) buf_append_char(&messages, 'a');
+    buf_append_str(&messages, "\"},{\"role\":\"assistant\",\"content\":\"");
+    for (int i = 0; i < assistant; i++) buf_append_char(&messages, 'a');
+    buf_append_str(&messages, "\"}]");
+    for (int i = 0; i < user + assistant; i++) buf_append_char(&want, 'a');
+    check_render(text, messages.data, false, true, want.data);
+    check_render(text, "[{\"role\":\"user\",\"content\":\"abababa\"},{\"role\":\"assistant\",\"content\":\"aba\"}]", false,
+                 true, "abababaaba");
+    buf_deinit(&messages);
+    buf_deinit(&want);
+    text_close(text);
+}
+
 static void test_template_that_raises(void **state) {
     folder_empty();
     tokenizer_put((struct parts){0});
@@ -516,6 +538,7 @@ int main(void) {
         cmocka_unit_test(test_messages_are_not_trusted),
         cmocka_unit_test(test_chat_variables),
         cmocka_unit_test(test_left_open),
+        cmocka_unit_test(test_left_open_of_one_letter),
         cmocka_unit_test(test_template_that_raises),
         cmocka_unit_test(test_golden_chats),
     };
