@@ -150,6 +150,29 @@ static int requests_build(struct ask *ask, const struct ask_view *view, struct e
     return rc;
 }
 
+/* What may be pointed to while the request runs: texts under these names, alone or in a list. */
+static bool item_pointed_to(const cJSON *item) {
+    static const char *const names[] = {"prompt", "text", "inputs", "stop", "rid", "request_id", "sampling_params",
+                                        "parameters"};
+    bool named = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) named |= strcmp(item->string, names[i]) == 0;
+    return named && (cJSON_IsString(item) || cJSON_IsObject(item) ||
+                     (cJSON_IsArray(item) && cJSON_GetArraySize(item) <= ASK_PROMPTS_MAX));
+}
+
+/* Frees the rest of the body: a number of one byte is an item of 64, and requests may wait and run for minutes. */
+static void tree_trim(cJSON *tree) {
+    bool list = cJSON_IsArray(tree);
+    for (cJSON *item = tree->child, *next; item; item = next) {
+        next = item->next;
+        if (list ? cJSON_IsString(item) : item_pointed_to(item)) {
+            if (!cJSON_IsString(item)) tree_trim(item);
+        } else {
+            cJSON_Delete(cJSON_DetachItemViaPointer(tree, item));
+        }
+    }
+}
+
 int ask_prepare(struct ask *ask, const struct ask_view *view, enum ask_route route, const char *body, size_t bytes,
                 struct err *err) {
     int rc;
@@ -167,5 +190,7 @@ int ask_prepare(struct ask *ask, const struct ask_view *view, enum ask_route rou
     if ((rc = n_check(ask, err))) return rc;
     if ((rc = ask_encode(ask, view, err))) return rc;
     if ((rc = lengths_check(ask, err))) return rc;
-    return requests_build(ask, view, err);
+    if ((rc = requests_build(ask, view, err))) return rc;
+    tree_trim(ask->tree);
+    return 0;
 }

@@ -56,7 +56,7 @@ struct ask_sampling {
 struct ask {
     const struct dialect *dialect;
     enum ask_route route;
-    struct cJSON *tree;         /* the body; strings below point into it */
+    struct cJSON *tree;         /* the body, once prepared only what strings below point into */
     const char *model;          /* as the reply names it */
     const char *label;          /* the client's id for this request, or NULL */
     const struct cJSON *labels; /* SGLang: an id for each prompt, or NULL */

@@ -124,12 +124,14 @@ void generation_free(struct generation *g) {
 }
 
 /* The client left. While a worker reads the body, or while we are inside a call of our own that writes, the one who is
- * busy frees. */
+ * busy frees. A body that no worker has begun with is taken out of their queue: clients that send and leave would
+ * otherwise fill it faster than it is worked off, and what waits there counts against no limit of the transport. */
 static void on_gone(void *user) {
     struct generation *g = user;
     tokens_note(g);
     g->exchange = NULL;
     g->gone = true;
+    if (g->working) uv_cancel((uv_req_t *)&g->work); /* too late: on_worked comes all the same */
     if (!g->busy) generation_free(g);
 }
 

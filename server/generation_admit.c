@@ -94,11 +94,14 @@ static void on_work(uv_work_t *work) {
 
 static void on_worked(uv_work_t *work, int status) {
     struct generation *g = work->data;
-    g->busy = false;
+    g->busy = g->working = false;
+    mem_free(g->body);
+    g->body = NULL;
     if (g->gone) {
         generation_free(g);
         return;
     }
+    http_drop_body(g->exchange); /* only now: until here it stands for the copy too */
     if (status) g->rc = err_set(&g->err, ERR_CLOSED, "the server is shutting down");
     generation_prepared(g);
 }
@@ -127,7 +130,7 @@ void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_
     g->body = mem_alloc(bytes + 1); /* the exchange may end while the worker reads */
     memcpy(g->body, body, bytes);
     g->body_bytes = bytes;
-    g->busy = true;
+    g->busy = g->working = true;
     g->work.data = g;
     CHECK(uv_queue_work(app->loop, &g->work, on_work, on_worked) == 0);
 }

@@ -18,6 +18,7 @@ struct generation {
     int32_t *unfinished; /* [prompts] samples that have not ended */
     bool submitted, begun, stalled, dirty, busy, gone;
     /* The way over a worker */
+    bool working; /* from uv_queue_work to on_worked */
     uv_work_t work;
     char *body; /* owned copy, NULL when read on the loop */
     size_t body_bytes;

@@ -29,7 +29,7 @@ struct http_limits {
     size_t output_bytes; /* buffered for one connection; a stream over it is told to wait, over 4 times it is closed */
     int32_t connections; /* over: 503 and close */
     int32_t chunks;      /* of a chunked body */
-    size_t body_total_bytes; /* of all requests being read at once; over: 503 */
+    size_t body_total_bytes; /* of all bodies in memory, from the first byte until they are dropped; over: 503 */
     int64_t header_timeout_ns, body_timeout_ns, idle_timeout_ns, write_timeout_ns;
 };
 extern const struct http_limits http_limits_default;
@@ -72,6 +72,8 @@ const char *http_path(const struct http_exchange *exchange);                    
 const char *http_query(const struct http_exchange *exchange);                    /* after '?', or "" */
 const char *http_header(const struct http_exchange *exchange, const char *name); /* lower-case name; NULL: absent */
 const char *http_body(const struct http_exchange *exchange, size_t *bytes);      /* NUL follows it */
+/* The route has read the body: its memory is freed and counts against body_total_bytes no more. */
+void http_drop_body(struct http_exchange *exchange);
 int64_t http_arrival_ns(const struct http_exchange *exchange);                   /* of its first byte */
 uint64_t http_exchange_id(const struct http_exchange *exchange);                 /* unique in this process */
 

@@ -81,6 +81,12 @@ const char *http_body(const struct http_exchange *x, size_t *bytes) {
     return x->body.data ? x->body.data : "";
 }
 
+void http_drop_body(struct http_exchange *x) {
+    x->conn->core->body_bytes -= x->body_counted;
+    x->body_counted = 0;
+    buf_deinit(&x->body);
+}
+
 int64_t http_arrival_ns(const struct http_exchange *x) {
     return x->arrival_ns;
 }

@@ -30,8 +30,11 @@ static void job_reply(struct http_exchange *exchange, int rc, const struct err *
     http_reply(exchange, status, "application/json", out->data, out->bytes);
 }
 
+/* Nobody waits for the answer: when no worker has begun with it, none will. */
 static void on_gone(void *user) {
-    ((struct job *)user)->exchange = NULL;
+    struct job *job = user;
+    job->exchange = NULL;
+    uv_cancel((uv_req_t *)&job->work);
 }
 
 static void on_work(uv_work_t *work) {

@@ -92,7 +92,7 @@ void text_decode(const struct text *text, const int32_t *ids, size_t count, bool
     }
 }
 
-/* role:content| for each message, then "assistant:" */
+/* role:content| for each message, call() for a tool call with its arguments read, then "assistant:" */
 int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count,
                      size_t count_max, struct err *err) {
     struct buf out = {0};
@@ -100,6 +100,9 @@ int text_encode_chat(const struct text *text, const struct chat_input *input, in
     cJSON_ArrayForEach(message, input->messages) {
         const cJSON *content = json_get_set(message, "content");
         buf_printf(&out, "%s:%s|", json_get(message, "role")->valuestring, content ? content->valuestring : "");
+        const cJSON *calls = json_get(message, "tool_calls");
+        const cJSON *function = calls ? json_get(calls->child, "function") : NULL;
+        if (cJSON_IsObject(json_get(function, "arguments"))) buf_append_str(&out, "call()");
     }
     if (input->tools) buf_printf(&out, "[%d tools]", cJSON_GetArraySize(input->tools));
     if (input->add_generation_prompt) buf_append_str(&out, "assistant:");
