@@ -1,5 +1,8 @@
 #include "server/http_socket.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
@@ -128,6 +131,17 @@ static void on_written(uv_write_t *request, int status) {
     socket_woken(&k->conn);
 }
 
+/* Bytes of the write that the client's side has not acknowledged. The kernel asks for more only when a third of its
+ * buffer of some megabytes is free, so what libuv has left says nothing about a slow reader for a long time. */
+static size_t write_unread(const struct http_socket *k) {
+    size_t left = uv_stream_get_write_queue_size((const uv_stream_t *)&k->tcp);
+    uv_os_fd_t fd;
+    int queued = 0;
+    if (uv_fileno((const uv_handle_t *)&k->tcp, &fd) == 0 && ioctl(fd, SIOCOUTQ, &queued) == 0 && queued > 0)
+        left += (size_t)queued;
+    return left;
+}
+
 /* Hands what a try could not write to libuv; the buffer moves there. */
 static void write_rest(struct http_socket *k, size_t done, int64_t now_ns) {
     struct http_server *s = k->server;
@@ -143,10 +157,12 @@ static void write_rest(struct http_socket *k, size_t done, int64_t now_ns) {
     op->request.data = op;
     k->write = op;
     k->conn.in_flight = op->data.bytes - done;
-    k->write_left = k->conn.in_flight;
     wait_add(s, k, WAIT_WRITE, 1, now_ns);
     uv_buf_t piece = uv_buf_init(op->data.data + done, (unsigned)k->conn.in_flight);
-    if (uv_write(&op->request, (uv_stream_t *)&k->tcp, &piece, 1, on_written) == 0) return;
+    if (uv_write(&op->request, (uv_stream_t *)&k->tcp, &piece, 1, on_written) == 0) {
+        k->write_left = write_unread(k);
+        return;
+    }
     wait_remove(s, k, WAIT_WRITE, 1);
     k->write = NULL;
     k->conn.in_flight = 0;
@@ -231,6 +247,7 @@ struct http_socket *socket_open(struct http_server *s, int64_t now_ns) {
     uv_tcp_init(s->loop, &k->tcp);
     k->tcp.data = k;
     http_conn_init(&k->conn, &s->core);
+    k->conn.now_ns = now_ns; /* of a refusal before any byte came */
     s->connections++;
     k->listed = WAIT_IDLE;
     wait_add(s, k, WAIT_IDLE, 0, now_ns);
@@ -274,8 +291,12 @@ static void list_expire(struct http_server *s, enum wait_list list, int link, in
     while ((k = s->waits[list].oldest) && now_ns - k->links[link].since_ns > limit_ns) expire(k, now_ns);
 }
 
-static void expire_close(struct http_socket *k, int64_t now_ns) {
-    socket_close(k);
+/* Idle is who has read the last reply; whoever still reads it is watched by the write list. */
+static void expire_idle(struct http_socket *k, int64_t now_ns) {
+    if (http_conn_pending(&k->conn))
+        socket_wait(k, now_ns, true);
+    else
+        socket_close(k);
 }
 
 static void expire_head(struct http_socket *k, int64_t now_ns) {
@@ -294,13 +315,13 @@ static void expire_body(struct http_socket *k, int64_t now_ns) {
 
 /* A write that moved since it was last looked at is slow, not stuck. */
 static void expire_write(struct http_socket *k, int64_t now_ns) {
-    size_t left = uv_stream_get_write_queue_size((uv_stream_t *)&k->tcp);
+    size_t left = write_unread(k);
     if (left >= k->write_left) {
         socket_close(k);
         return;
     }
     k->write_left = left;
-    k->conn.in_flight = left;
+    k->conn.in_flight = uv_stream_get_write_queue_size((const uv_stream_t *)&k->tcp);
     wait_remove(k->server, k, WAIT_WRITE, 1);
     wait_add(k->server, k, WAIT_WRITE, 1, now_ns);
 }
@@ -315,7 +336,7 @@ static void expire_linger(struct http_socket *k, int64_t now_ns) {
 
 void sockets_expire(struct http_server *s, int64_t now_ns) {
     const struct http_limits *limits = &s->core.limits;
-    list_expire(s, WAIT_IDLE, 0, now_ns, limits->idle_timeout_ns, expire_close);
+    list_expire(s, WAIT_IDLE, 0, now_ns, limits->idle_timeout_ns, expire_idle);
     list_expire(s, WAIT_HEAD, 0, now_ns, limits->header_timeout_ns, expire_head);
     list_expire(s, WAIT_BODY, 0, now_ns, limits->body_timeout_ns, expire_body);
     list_expire(s, WAIT_LINGER, 0, now_ns, LINGER_QUIET_NS, expire_linger);

@@ -41,7 +41,7 @@ struct http_socket {
     struct wait_link links[2]; /* state, write */
     struct http_socket *next_dirty;
     struct write_op *write; /* in flight, or NULL */
-    size_t write_left;      /* of it at the last tick */
+    size_t write_left;      /* of it unread when it was last looked at */
     int64_t linger_until_ns;
     uint64_t listed_request;
     uint8_t listed; /* enum wait_list of links[0] */

@@ -172,28 +172,54 @@ static void test_stuck_reader(void **state) {
     host_close(&h);
 }
 
+/* Sends 6.4 MB down a held stream, ends it, and reads it back slowly. Returns the bytes that came. */
+static size_t slow_read(struct host *h, int fd, bool *ended) {
+    static char block[64 * 1024], text[64 * 1024];
+    static const char last[] = "\r\n0\r\n\r\n";
+    size_t got = 0;
+    bool whole = false;
+    *ended = false;
+    memset(block, 'x', sizeof block);
+    for (int i = 0; i < 100; i++) http_stream_write(h->held, block, sizeof block);
+    struct http_exchange *x = h->held;
+    h->held = NULL;
+    http_stream_end(x);
+    for (int i = 0; i < 4000 && !*ended && !whole; i++) {
+        ssize_t n = client_read(fd, text, sizeof text, ended);
+        if (n > 0) got += (size_t)n;
+        whole = n >= (ssize_t)sizeof last - 1 && strcmp(text + n - (sizeof last - 1), last) == 0;
+        host_run(h, 2);
+    }
+    return got;
+}
+
 /* A slow reader who does read is never dropped, and gets every byte. */
 static void test_slow_reader(void **state) {
     struct host h;
-    static char block[64 * 1024], text[64 * 1024];
-    size_t got = 0;
-    bool ended = false;
-    memset(block, 'x', sizeof block);
+    const size_t block = 64 * 1024;
+    bool ended;
     host_open(&h);
     int fd = client_open(&h, "GET /hold HTTP/1.0\r\n\r\n");
     host_run(&h, 50);
-    for (int i = 0; i < 100; i++) http_stream_write(h.held, block, sizeof block);
-    struct http_exchange *x = h.held;
-    h.held = NULL;
-    http_stream_end(x);
-    for (int i = 0; i < 4000 && !ended; i++) {
-        ssize_t n = client_read(fd, text, sizeof text, &ended);
-        if (n > 0) got += (size_t)n;
-        host_run(&h, 2);
-    }
+    size_t got = slow_read(&h, fd, &ended);
     assert_true(ended);
-    assert_true(got > 100 * sizeof block && got < 100 * sizeof block + 512);
+    assert_true(got > 100 * block && got < 100 * block + 512);
     assert_int_equal(h.gone, 0);
+    close(fd);
+    host_close(&h);
+}
+
+/* Nor is one whose connection stays open: it is not idle while its reply is still on the way. */
+static void test_slow_reader_who_stays(void **state) {
+    struct host h;
+    bool ended;
+    host_open(&h);
+    int fd = client_open(&h, "GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+    host_run(&h, 50);
+    size_t got = slow_read(&h, fd, &ended);
+    assert_true(got > 100 * (size_t)64 * 1024);
+    host_run(&h, 800);
+    assert_int_equal(http_server_connections(h.server), 0); /* now it is */
     close(fd);
     host_close(&h);
 }
@@ -267,8 +293,13 @@ static void test_listen_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_timeouts),      cmocka_unit_test(test_drip),         cmocka_unit_test(test_stuck_reader),
-        cmocka_unit_test(test_slow_reader),   cmocka_unit_test(test_gone_at_once), cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_timeouts),
+        cmocka_unit_test(test_drip),
+        cmocka_unit_test(test_stuck_reader),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_slow_reader_who_stays),
+        cmocka_unit_test(test_gone_at_once),
+        cmocka_unit_test(test_drain),
         cmocka_unit_test(test_listen_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
