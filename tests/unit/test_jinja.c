@@ -167,11 +167,11 @@ static void test_taint(void **state) {
         vars, ".ab..cd.");
 }
 
-/* Ends with ERR_INVALID, a sentence with `word`, and within 100 ms of processor time (ten times that under sanitizers).
+/* Ends with ERR_INVALID, a sentence with `word`, and within 100 ms of processor time.
  */
 static void check_hostile(const char *source, const char *word) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    const double ms_max = 2000;
+    const double ms_max = 60000; /* the budgets end it; the clock says nothing there */
 #else
     const double ms_max = 100;
 #endif
