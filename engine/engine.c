@@ -7,7 +7,8 @@
 #include "engine/base/mem.h"
 #include "engine/engine_private.h"
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------------------------------
+ */
 
 static void engine_free(struct engine *engine) {
     if (engine->sched) sched_close(engine->sched);
@@ -61,8 +62,8 @@ void engine_close(struct engine *engine) {
 }
 
 /* The engine's thread reads it only for requests, and those come through the inbox, whose lock orders this write. */
-/* The engine thread sees it all: it reads these only for requests, which come later, through the inbox. Rows of the model's
- * table beyond the tokenizer's ids are padding: never drawn, never taken from a client. */
+/* The engine thread sees it all: it reads these only for requests, which come later, through the inbox. Rows of the
+ * model's table beyond the tokenizer's ids are padding: never drawn, never taken from a client. */
 int engine_set_text(struct engine *engine, const struct text *text, struct err *err) {
     int32_t vocab = text_info(text)->vocab;
     engine->options.text = text;
@@ -71,18 +72,22 @@ int engine_set_text(struct engine *engine, const struct text *text, struct err *
     return model_set_sample_vocab(engine->model, vocab, err);
 }
 
-const struct engine_info *engine_info(const struct engine *engine) { return &engine->info; }
+const struct engine_info *engine_info(const struct engine *engine) {
+    return &engine->info;
+}
 
-/* ---- requests ----------------------------------------------------------------------------------------------------- */
+/* ---- requests -----------------------------------------------------------------------------------------------------
+ */
 
 /* Tokens and pages that one sample of it needs at most, against what there is. */
 static int request_fits(const struct engine *engine, const struct request *request, struct err *err) {
     const struct engine_info *info = &engine->info;
     int64_t total = (int64_t)request->prompt.count + request->max_tokens;
     if (total > info->max_model_len)
-        return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all",
-                             info->max_model_len, request->prompt.count, request->max_tokens, (long long)total);
+        return err_set_field(
+            err, ERR_INVALID, "max_tokens",
+            "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all",
+            info->max_model_len, request->prompt.count, request->max_tokens, (long long)total);
     int64_t pages = (total + info->page_size - 1) / info->page_size;
     if (pages > info->pages_total - 1)
         return err_set_field(err, ERR_INVALID, "max_tokens",
@@ -95,7 +100,8 @@ int engine_submit(struct engine *engine, const struct request *request, struct e
     int rc = request_check(request, request->bytes, engine->info.vocab, err);
     if (!rc) rc = request_fits(engine, request, err);
     if (!rc && atomic_load(&engine->closed)) rc = err_set(err, ERR_CLOSED, "the server takes no new requests");
-    if (!rc && atomic_load(&engine->inbox_requests) + atomic_load(&engine->waiting) >= engine->options.max_queued_requests)
+    if (!rc &&
+        atomic_load(&engine->inbox_requests) + atomic_load(&engine->waiting) >= engine->options.max_queued_requests)
         rc = err_set(err, ERR_EXHAUSTED, "the queue is full: %d requests wait", engine->options.max_queued_requests);
     if (rc) {
         atomic_fetch_add(&engine->refused, 1);
@@ -141,7 +147,8 @@ int engine_audit(struct engine *engine, struct err *err) {
     return rc;
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------ */
+/* ---- figures ------------------------------------------------------------------------------------------------------
+ */
 
 void engine_stats(struct engine *engine, struct engine_stats *out) {
     pthread_mutex_lock(&engine->mutex);

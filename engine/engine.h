@@ -1,8 +1,9 @@
 /* engine.h: the boundary to a running engine: a model, its pages, its scheduler and the thread that turns steps.
  *
  * The front (server/, or a test) opens one engine a replica. Requests go in as flat records, news comes out through one
- * callback as flat records. Knows no sockets, no HTTP, no JSON dialect. Submit, cancel, drain and stats may be called from
- * any thread; open and close from one. engine_fake.c implements the same header for tests and benches of the front. */
+ * callback as flat records. Knows no sockets, no HTTP, no JSON dialect. Submit, cancel, drain and stats may be called
+ * from any thread; open and close from one. engine_fake.c implements the same header for tests and benches of the
+ * front. */
 #ifndef QUIRE_ENGINE_ENGINE_H
 #define QUIRE_ENGINE_ENGINE_H
 
@@ -17,8 +18,9 @@
 struct engine; /* opaque */
 struct text;
 
-/* Called on the engine's thread once a step at most, with whole event records one behind the other (each event's `bytes`
- * leads to the next). The memory is the engine's and valid during the call only; the callee copies and returns quickly. */
+/* Called on the engine's thread once a step at most, with whole event records one behind the other (each event's
+ * `bytes` leads to the next). The memory is the engine's and valid during the call only; the callee copies and returns
+ * quickly. */
 typedef void engine_events_fn(void *user, const void *records, size_t bytes);
 
 struct engine_options {
@@ -27,17 +29,17 @@ struct engine_options {
     struct backend_options backend;
     engine_events_fn *on_events;
     void *user;
-    enum dtype kv_dtype;            /* f16 (default) or f32 on the CPU */
-    int32_t block_size;             /* tokens a page: 16, 32, 64, 128 */
-    int32_t max_model_len;          /* 0: from the model */
+    enum dtype kv_dtype;   /* f16 (default) or f32 on the CPU */
+    int32_t block_size;    /* tokens a page: 16, 32, 64, 128 */
+    int32_t max_model_len; /* 0: from the model */
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
     int32_t max_queued_requests;
     int32_t long_prefill_threshold;
-    size_t kv_cache_bytes;          /* 0: planned from memory */
-    double memory_utilization;      /* share of free memory when planned */
+    size_t kv_cache_bytes;     /* 0: planned from memory */
+    double memory_utilization; /* share of free memory when planned */
     bool prefix_caching;
-    bool dummy_weights;             /* --load-format dummy: shapes from the files, random numbers for weights */
+    bool dummy_weights; /* --load-format dummy: shapes from the files, random numbers for weights */
     uint64_t seed;
 };
 
@@ -63,25 +65,27 @@ struct engine_stats {
     int32_t running, waiting;
     int32_t pages_total, pages_free, pages_cached, pages_held;
     uint64_t preemptions, prefix_queried_tokens, prefix_hit_tokens;
-    uint64_t prompt_tokens, generation_tokens; /* computed prompt tokens; drawn tokens */
+    uint64_t prompt_tokens, generation_tokens;                  /* computed prompt tokens; drawn tokens */
     uint64_t submitted, refused, finished[FINISH_REASON_COUNT]; /* requests; finished counts each request once */
-    uint64_t steps, step_tokens_bucket[16], step_tokens_sum; /* tokens a step: <= 1, 8, 16, 32 … 16384, more */
-    uint64_t step_ns, host_ns; /* whole steps; of that outside the model */
-    int64_t last_step_ns;      /* clock time of the last completed step */
-    int64_t heartbeat_ns;      /* clock time the engine thread last said it lives */
-    double prefill_tokens_per_s, decode_tokens_per_s; /* measured, decaying; 0: not yet known */
-    int64_t queued_tokens;     /* prompt tokens waiting to be computed + output tokens promised */
-    bool dead;                 /* a fault ended it; dead_text says which */
+    uint64_t steps, step_tokens_bucket[16], step_tokens_sum;    /* tokens a step: <= 1, 8, 16, 32 … 16384, more */
+    uint64_t step_ns, host_ns;                                  /* whole steps; of that outside the model */
+    int64_t last_step_ns;                                       /* clock time of the last completed step */
+    int64_t heartbeat_ns;                                       /* clock time the engine thread last said it lives */
+    double prefill_tokens_per_s, decode_tokens_per_s;           /* measured, decaying; 0: not yet known */
+    int64_t queued_tokens; /* prompt tokens waiting to be computed + output tokens promised */
+    bool dead;             /* a fault ended it; dead_text says which */
     char dead_text[448];
 };
 
-/* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the arithmetic. */
+/* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the
+ * arithmetic. */
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err);
 /* Ends every request with FINISH_SHUTDOWN, joins the thread, frees all. */
 void engine_close(struct engine *engine);
 const struct engine_info *engine_info(const struct engine *engine);
 
-/* Gives the text that engine_open did not get, once, before the first submit: so that both can be loaded side by side. */
+/* Gives the text that engine_open did not get, once, before the first submit: so that both can be loaded side by side.
+ */
 int engine_set_text(struct engine *engine, const struct text *text, struct err *err);
 
 /* Hands in a request: copied, checked and queued. ERR_INVALID: never fits or malformed; ERR_EXHAUSTED: queue full;

@@ -1,5 +1,6 @@
-/* engine_loop.c: the engine thread. One turn: take orders → schedule → launch and wait for the step → take in its tokens →
- * send events. On the CPU the model computes inside model_launch, so nothing is gained by running a step ahead here. */
+/* engine_loop.c: the engine thread. One turn: take orders → schedule → launch and wait for the step → take in its
+ * tokens → send events. On the CPU the model computes inside model_launch, so nothing is gained by running a step ahead
+ * here. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,8 @@
 #define HEARTBEAT_NS (100 * NS_PER_MS)
 #define RATE_DECAY   0.1 /* weight of the newest step in the measured rates */
 
-/* ---- admissions --------------------------------------------------------------------------------------------------- */
+/* ---- admissions ---------------------------------------------------------------------------------------------------
+ */
 
 static void admission_link(struct engine *engine, struct admission *a) {
     a->next = engine->admissions;
@@ -39,7 +41,8 @@ static void admission_forget(struct engine *engine, struct admission *a, enum fi
 }
 
 /* The scheduler would not have it after all: its samples end with the error. */
-static void admission_refuse(struct engine *engine, struct admission *a, struct output **outputs, const struct err *why) {
+static void admission_refuse(struct engine *engine, struct admission *a, struct output **outputs,
+                             const struct err *why) {
     for (int32_t i = 0; i < a->n; i++) {
         struct event head = {.finish = FINISH_ERROR, .error_code = why->code};
         buf_append_str(&outputs[i]->text, why->text);
@@ -61,7 +64,8 @@ static void submit_take(struct engine *engine, struct request *request, int64_t 
     admission_refuse(engine, a, outputs, &err);
 }
 
-/* ---- orders ------------------------------------------------------------------------------------------------------- */
+/* ---- orders -------------------------------------------------------------------------------------------------------
+ */
 
 static void audit_answer(struct engine *engine, struct message *message) {
     int result = sched_audit(engine->sched, true, message->err);
@@ -89,10 +93,18 @@ static void message_handle(struct engine *engine, struct message *message, int64
         waiting_publish(engine);
         atomic_fetch_sub(&engine->inbox_requests, 1);
         break;
-    case MESSAGE_CANCEL: sched_cancel(engine->sched, message->request_id, FINISH_ABORT); break;
-    case MESSAGE_DRAIN: drain_begin(engine, message->deadline_ns); break;
-    case MESSAGE_RESET_PREFIX: sched_reset_prefix_cache(engine->sched); break;
-    case MESSAGE_AUDIT: audit_answer(engine, message); return; /* its sender frees it */
+    case MESSAGE_CANCEL:
+        sched_cancel(engine->sched, message->request_id, FINISH_ABORT);
+        break;
+    case MESSAGE_DRAIN:
+        drain_begin(engine, message->deadline_ns);
+        break;
+    case MESSAGE_RESET_PREFIX:
+        sched_reset_prefix_cache(engine->sched);
+        break;
+    case MESSAGE_AUDIT:
+        audit_answer(engine, message);
+        return; /* its sender frees it */
     case MESSAGE_CLOSE:
         engine->closing = true;
         drain_begin(engine, 1);
@@ -119,12 +131,17 @@ static void inbox_take(struct engine *engine, bool idle) {
     atomic_store(&engine->heartbeat_ns, clock_now_ns());
 }
 
-/* ---- outputs ------------------------------------------------------------------------------------------------------ */
+/* ---- outputs ------------------------------------------------------------------------------------------------------
+ */
 
 static struct event event_head(const struct sequence *seq, enum finish_reason finish) {
-    return (struct event){.finish = (int32_t)finish, .cached_tokens = seq->cached_count, .preemptions = seq->preemptions,
-                          .arrival_ns = seq->arrival_ns, .scheduled_ns = seq->scheduled_ns,
-                          .first_token_ns = seq->first_token_ns, .last_token_ns = seq->last_token_ns};
+    return (struct event){.finish = (int32_t)finish,
+                          .cached_tokens = seq->cached_count,
+                          .preemptions = seq->preemptions,
+                          .arrival_ns = seq->arrival_ns,
+                          .scheduled_ns = seq->scheduled_ns,
+                          .first_token_ns = seq->first_token_ns,
+                          .last_token_ns = seq->last_token_ns};
 }
 
 static void sample_end(struct engine *engine, struct sequence *seq, enum finish_reason reason) {
@@ -178,7 +195,8 @@ static void events_send(struct engine *engine) {
     buf_clear(&engine->events);
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------ */
+/* ---- figures ------------------------------------------------------------------------------------------------------
+ */
 
 static void rate_update(double *rate, int32_t tokens, double seconds) {
     if (tokens <= 0 || seconds <= 0) return;
@@ -186,7 +204,8 @@ static void rate_update(double *rate, int32_t tokens, double seconds) {
     *rate = *rate > 0 ? *rate + RATE_DECAY * (now - *rate) : now;
 }
 
-static void step_count(struct engine *engine, const struct batch *batch, int64_t begin_ns, int64_t model_ns, int64_t end_ns) {
+static void step_count(struct engine *engine, const struct batch *batch, int64_t begin_ns, int64_t model_ns,
+                       int64_t end_ns) {
     struct engine_stats *s = &engine->stats;
     static const int32_t edges[15] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
     int bucket = 0;
@@ -199,8 +218,10 @@ static void step_count(struct engine *engine, const struct batch *batch, int64_t
     s->last_step_ns = end_ns;
     double seconds = (double)(end_ns - begin_ns) * 1e-9;
     double share = (double)batch->prefill_tokens / (double)batch->tokens;
-    if (batch->prefill_tokens) rate_update(&s->prefill_tokens_per_s, batch->prefill_tokens, seconds * fmax(share, 0.05));
-    if (batch->decode_tokens && !batch->prefill_tokens) rate_update(&s->decode_tokens_per_s, batch->decode_tokens, seconds);
+    if (batch->prefill_tokens)
+        rate_update(&s->prefill_tokens_per_s, batch->prefill_tokens, seconds * fmax(share, 0.05));
+    if (batch->decode_tokens && !batch->prefill_tokens)
+        rate_update(&s->decode_tokens_per_s, batch->decode_tokens, seconds);
 }
 
 static void snapshot_publish(struct engine *engine) {
@@ -224,7 +245,8 @@ static void snapshot_publish(struct engine *engine) {
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* ---- the turn ----------------------------------------------------------------------------------------------------- */
+/* ---- the turn -----------------------------------------------------------------------------------------------------
+ */
 
 /* A fault: every request ends with an error, nothing more is taken; the front sees it in the stats. */
 static void engine_die(struct engine *engine, const struct err *why) {
@@ -237,7 +259,8 @@ static void engine_die(struct engine *engine, const struct err *why) {
 }
 
 static void drain_check(struct engine *engine, int64_t now_ns) {
-    if (engine->drain_deadline_ns && now_ns >= engine->drain_deadline_ns) sched_cancel_all(engine->sched, FINISH_SHUTDOWN);
+    if (engine->drain_deadline_ns && now_ns >= engine->drain_deadline_ns)
+        sched_cancel_all(engine->sched, FINISH_SHUTDOWN);
 }
 
 /* One step if there is work. Returns 0, or an error that ends the engine. */

@@ -1,5 +1,5 @@
-/* engine_private.h: the inside of struct engine, shared by engine.c (the boundary, any thread), engine_loop.c (the engine
- * thread) and engine_size.c (planning). Each field names its thread. */
+/* engine_private.h: the inside of struct engine, shared by engine.c (the boundary, any thread), engine_loop.c (the
+ * engine thread) and engine_size.c (planning). Each field names its thread. */
 #ifndef QUIRE_ENGINE_PRIVATE_H
 #define QUIRE_ENGINE_PRIVATE_H
 
@@ -15,7 +15,8 @@
 
 enum message_kind { MESSAGE_SUBMIT, MESSAGE_CANCEL, MESSAGE_DRAIN, MESSAGE_RESET_PREFIX, MESSAGE_AUDIT, MESSAGE_CLOSE };
 
-/* One order to the engine thread. Submit and cancel messages are freed there; an audit's belongs to its waiting sender. */
+/* One order to the engine thread. Submit and cancel messages are freed there; an audit's belongs to its waiting sender.
+ */
 struct message {
     struct queue_node node; /* first */
     enum message_kind kind;
@@ -38,7 +39,7 @@ struct engine {
     pthread_t thread;
     bool thread_started;
 
-    struct queue inbox; /* any thread → engine thread */
+    struct queue inbox;        /* any thread → engine thread */
     atomic_int inbox_requests; /* submits on their way */
     atomic_int waiting;        /* as the scheduler last said */
     atomic_bool closed;        /* draining, closing or dead: no new requests */

@@ -22,8 +22,9 @@ static int limits_decide(const struct engine_options *o, const struct model_spec
                          struct err *err) {
     limits->max_model_len = o->max_model_len ? o->max_model_len : spec->context;
     if (limits->max_model_len > spec->context)
-        return err_set_field(err, ERR_INVALID, "max-model-len", "the model was made for %d positions, %d were asked for",
-                             spec->context, limits->max_model_len);
+        return err_set_field(err, ERR_INVALID, "max-model-len",
+                             "the model was made for %d positions, %d were asked for", spec->context,
+                             limits->max_model_len);
     limits->max_num_seqs = o->max_num_seqs;
     limits->max_num_batched_tokens = o->max_num_batched_tokens;
     if (limits->max_num_batched_tokens < limits->max_num_seqs)
@@ -36,8 +37,8 @@ static int limits_decide(const struct engine_options *o, const struct model_spec
 }
 
 /* Pages for the pool: what was asked for, else a share of what is left beside weights and workspace. */
-static int pages_decide(const struct engine *engine, const struct model_limits *limits, const struct model_memory *memory,
-                        int32_t *pages_total, struct err *err) {
+static int pages_decide(const struct engine *engine, const struct model_limits *limits,
+                        const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
     size_t bytes = o->kv_cache_bytes, free_bytes = backend_info(engine->backend)->memory_free_bytes;
     size_t fixed = memory->weight_bytes + memory->workspace_bytes;
@@ -49,10 +50,11 @@ static int pages_decide(const struct engine *engine, const struct model_limits *
         size_t least = (size_t)one_context * memory->kv_page_bytes;
         if (bytes < least && share > fixed && share - fixed >= least) bytes = least;
         if (bytes < least)
-            return err_set(err, ERR_NOMEM,
-                           "one context of %d tokens needs %zu MiB of KV beside %zu MiB of weights and workspace, but "
-                           "%.0f %% of the free memory are %zu MiB; lower --max-model-len or set --kv-cache-memory-bytes",
-                           limits->max_model_len, least >> 20, fixed >> 20, o->memory_utilization * 100, share >> 20);
+            return err_set(
+                err, ERR_NOMEM,
+                "one context of %d tokens needs %zu MiB of KV beside %zu MiB of weights and workspace, but "
+                "%.0f %% of the free memory are %zu MiB; lower --max-model-len or set --kv-cache-memory-bytes",
+                limits->max_model_len, least >> 20, fixed >> 20, o->memory_utilization * 100, share >> 20);
     }
     size_t pages = bytes / memory->kv_page_bytes;
     if (pages < 1)
@@ -117,7 +119,8 @@ int engine_build(struct engine *engine, struct err *err) {
     if ((rc = pages_decide(engine, &limits, &memory, &pages_total, err))) return rc;
     info_fill(engine, spec, &limits, &memory, pages_total);
     phase_add(&engine->info, "plan", &since_ns);
-    struct model_options options = {.limits = limits, .pages_total = pages_total, .dummy_weights = o->dummy_weights, .seed = o->seed};
+    struct model_options options = {
+        .limits = limits, .pages_total = pages_total, .dummy_weights = o->dummy_weights, .seed = o->seed};
     if ((rc = model_open(engine->files, engine->backend, &options, &engine->model, err))) return rc;
     phase_add(&engine->info, "weights", &since_ns);
     if ((rc = sched_build(engine, &limits, pages_total, err))) return rc;

@@ -56,8 +56,8 @@ void output_close(struct output *o) {
 }
 
 static void logprob_push(struct output *o, const struct sample_result *token) {
-    struct event_logprob lp = {.id = token->id, .logprob = token->logprob, .rank = token->rank,
-                               .top_count = (uint32_t)token->top_count};
+    struct event_logprob lp = {
+        .id = token->id, .logprob = token->logprob, .rank = token->rank, .top_count = (uint32_t)token->top_count};
     memcpy(lp.top_ids, token->top_ids, sizeof lp.top_ids);
     memcpy(lp.top_logprobs, token->top_logprobs, sizeof lp.top_logprobs);
     buf_append(&o->logprobs, &lp, sizeof lp);

@@ -1,5 +1,5 @@
-/* output.h: what has come out of one sample so far, on its way to becoming events: token ids, their text with stop strings
- * cut, log-probabilities. The engine thread owns it. Knows no device, no scheduler. */
+/* output.h: what has come out of one sample so far, on its way to becoming events: token ids, their text with stop
+ * strings cut, log-probabilities. The engine thread owns it. Knows no device, no scheduler. */
 #ifndef QUIRE_ENGINE_OUTPUT_H
 #define QUIRE_ENGINE_OUTPUT_H
 

@@ -8,14 +8,16 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 
-static const char *const finish_names[FINISH_REASON_COUNT] = {"none", "stop", "length", "abort", "deadline", "shutdown", "error"};
+static const char *const finish_names[FINISH_REASON_COUNT] = {"none",     "stop",     "length", "abort",
+                                                              "deadline", "shutdown", "error"};
 
 const char *finish_reason_name(enum finish_reason reason) {
     CHECK((unsigned)reason < FINISH_REASON_COUNT);
     return finish_names[reason];
 }
 
-/* ---- building ----------------------------------------------------------------------------------------------------- */
+/* ---- building -----------------------------------------------------------------------------------------------------
+ */
 
 /* Copies `count` elements behind what the record holds already, aligned to 8, and returns their span. */
 static struct span span_put(struct buf *out, size_t start, const void *data, uint32_t count, size_t element) {
@@ -81,7 +83,8 @@ void event_append(struct buf *out, const struct event_parts *p) {
     memcpy(out->data + start, &head, sizeof head);
 }
 
-/* ---- checking ----------------------------------------------------------------------------------------------------- */
+/* ---- checking -----------------------------------------------------------------------------------------------------
+ */
 
 static bool span_fits(struct span span, size_t head, size_t bytes, size_t element, size_t align, uint32_t count_max) {
     size_t need, end;
@@ -112,7 +115,8 @@ static int layout_check(const struct request *r, size_t bytes, struct err *err) 
     const struct span *stops = record_at(r, r->stops);
     for (uint32_t i = 0; i < r->stops.count; i++)
         if (stops[i].count < 1 || !span_fits(stops[i], head, bytes, 1, 1, REQUEST_STOP_BYTES_MAX))
-            return err_set_field(err, ERR_INVALID, "stop", "a stop string must have 1 to %d bytes", REQUEST_STOP_BYTES_MAX);
+            return err_set_field(err, ERR_INVALID, "stop", "a stop string must have 1 to %d bytes",
+                                 REQUEST_STOP_BYTES_MAX);
     return 0;
 }
 
@@ -145,7 +149,8 @@ int request_check(const struct request *r, size_t bytes, int32_t vocab, struct e
         return err_set_field(err, ERR_INVALID, "n", "n must be from 1 to %d", REQUEST_SAMPLES_MAX);
     if (r->max_tokens < 1) return err_set_field(err, ERR_INVALID, "max_tokens", "max_tokens must be at least 1");
     if (r->min_tokens < 0 || r->min_tokens > r->max_tokens)
-        return err_set_field(err, ERR_INVALID, "min_tokens", "min_tokens must be from 0 to max_tokens (%d)", r->max_tokens);
+        return err_set_field(err, ERR_INVALID, "min_tokens", "min_tokens must be from 0 to max_tokens (%d)",
+                             r->max_tokens);
     if (r->logprobs < -1 || r->logprobs > SAMPLE_LOGPROBS_MAX)
         return err_set_field(err, ERR_INVALID, "logprobs", "logprobs must be at most %d", SAMPLE_LOGPROBS_MAX);
     if ((rc = sampling_check(r, err))) return rc;
@@ -163,8 +168,8 @@ const char *request_stop(const struct request *request, uint32_t index, size_t *
 
 int event_check(const struct event *e, size_t bytes, struct err *err) {
     const size_t head = sizeof *e;
-    bool ok = bytes >= head && ((uintptr_t)e & 7) == 0 && e->bytes <= bytes && e->bytes >= head && (e->bytes & 7) == 0 &&
-              e->finish >= FINISH_NONE && e->finish < FINISH_REASON_COUNT && e->sample >= 0 &&
+    bool ok = bytes >= head && ((uintptr_t)e & 7) == 0 && e->bytes <= bytes && e->bytes >= head &&
+              (e->bytes & 7) == 0 && e->finish >= FINISH_NONE && e->finish < FINISH_REASON_COUNT && e->sample >= 0 &&
               e->sample < REQUEST_SAMPLES_MAX && span_fits(e->ids, head, e->bytes, 4, 4, UINT32_MAX) &&
               span_fits(e->text, head, e->bytes, 1, 1, UINT32_MAX) &&
               span_fits(e->logprobs, head, e->bytes, sizeof(struct event_logprob), 4, UINT32_MAX) &&

@@ -1,6 +1,7 @@
 /* record.h: what crosses the boundary to a running engine: struct request one way, struct event the other. Flat records
  * without pointers: a fixed head, then arrays in the same block at byte offsets from its start, so that a record can go
- * through a shared-memory ring as it is. The receiver always runs *_check before it believes one. Plain data; any thread. */
+ * through a shared-memory ring as it is. The receiver always runs *_check before it believes one. Plain data; any
+ * thread. */
 #ifndef QUIRE_ENGINE_RECORD_H
 #define QUIRE_ENGINE_RECORD_H
 
@@ -27,11 +28,11 @@ struct span {
 
 enum request_flags {
     REQUEST_IGNORE_EOS = 1 << 0,
-    REQUEST_KEEP_STOP = 1 << 1,         /* the matched stop string stays in the text */
-    REQUEST_KEEP_SPECIAL = 1 << 2,      /* special tokens are shown in the text */
-    REQUEST_FINAL_ONLY = 1 << 3,        /* one event a sample, at its end (the client does not stream) */
-    REQUEST_NO_PREFIX_CACHE = 1 << 4,   /* neither look up nor publish */
-    REQUEST_NO_TEXT = 1 << 5,           /* ids only */
+    REQUEST_KEEP_STOP = 1 << 1,       /* the matched stop string stays in the text */
+    REQUEST_KEEP_SPECIAL = 1 << 2,    /* special tokens are shown in the text */
+    REQUEST_FINAL_ONLY = 1 << 3,      /* one event a sample, at its end (the client does not stream) */
+    REQUEST_NO_PREFIX_CACHE = 1 << 4, /* neither look up nor publish */
+    REQUEST_NO_TEXT = 1 << 5,         /* ids only */
 };
 
 struct request {
@@ -44,13 +45,13 @@ struct request {
     int32_t min_tokens;  /* 0 .. max_tokens */
     int32_t logprobs;    /* as in struct sample_row */
     struct sample_params sampling;
-    struct hash128 salt; /* cache isolation: zero: shared */
-    struct span prompt;    /* int32_t, 1 .. */
-    struct span eos_ids;   /* int32_t: the model's end ids, skipped under IGNORE_EOS */
-    struct span stop_ids;  /* int32_t */
-    struct span stops;     /* struct span each: bytes of one stop string */
-    struct span bias_ids;  /* int32_t */
-    struct span bias;      /* float, as many */
+    struct hash128 salt;  /* cache isolation: zero: shared */
+    struct span prompt;   /* int32_t, 1 .. */
+    struct span eos_ids;  /* int32_t: the model's end ids, skipped under IGNORE_EOS */
+    struct span stop_ids; /* int32_t */
+    struct span stops;    /* struct span each: bytes of one stop string */
+    struct span bias_ids; /* int32_t */
+    struct span bias;     /* float, as many */
 };
 
 enum finish_reason {
@@ -76,19 +77,20 @@ struct event_logprob {
     float top_logprobs[SAMPLE_LOGPROBS_MAX];
 };
 
-/* News of one sample of one request. `text` is whole UTF-8 characters, already cut at a stop; joined over the events of a
- * sample it is the sample's text. The last event of a sample has finish != FINISH_NONE; each sample has exactly one. */
+/* News of one sample of one request. `text` is whole UTF-8 characters, already cut at a stop; joined over the events of
+ * a sample it is the sample's text. The last event of a sample has finish != FINISH_NONE; each sample has exactly one.
+ */
 struct event {
     uint32_t bytes;
     int32_t sample;
     uint64_t request_id;
-    int32_t finish;        /* enum finish_reason */
-    int32_t stop_kind;     /* enum stop_kind, with FINISH_STOP */
-    int32_t stop_value;    /* the id, or the index of the stop string */
+    int32_t finish;     /* enum finish_reason */
+    int32_t stop_kind;  /* enum stop_kind, with FINISH_STOP */
+    int32_t stop_value; /* the id, or the index of the stop string */
     int32_t prompt_tokens, cached_tokens;
     int32_t output_tokens; /* of this sample so far */
     int32_t preemptions;
-    int32_t error_code;    /* enum err_code with FINISH_ERROR; ERR_INVALID: refused at the door */
+    int32_t error_code; /* enum err_code with FINISH_ERROR; ERR_INVALID: refused at the door */
     int64_t arrival_ns, scheduled_ns, first_token_ns, last_token_ns; /* 0: not yet */
     struct span ids;       /* int32_t: new tokens of the sample, end and stop ids included */
     struct span text;      /* char: new text; the error's sentence with FINISH_ERROR */
@@ -123,7 +125,9 @@ int event_check(const struct event *event, size_t bytes, struct err *err);
 static inline const void *record_at(const void *record, struct span span) {
     return (const char *)record + span.offset;
 }
-static inline const int32_t *request_prompt(const struct request *r) { return record_at(r, r->prompt); }
+static inline const int32_t *request_prompt(const struct request *r) {
+    return record_at(r, r->prompt);
+}
 const char *request_stop(const struct request *request, uint32_t index, size_t *bytes);
 
 struct event_parts {

@@ -1,7 +1,8 @@
 /* backend.h: a device as the ops see it: memory, the worker team or stream, and what it is.
  *
  * Opened by the engine, one a rank; used by that rank's thread alone. Knows nothing of sequences, requests, models or
- * ranks. The CPU backend's device memory is host memory. After the engine says "ready" nothing more is allocated here. */
+ * ranks. The CPU backend's device memory is host memory. After the engine says "ready" nothing more is allocated here.
+ */
 #ifndef QUIRE_KERNELS_BACKEND_H
 #define QUIRE_KERNELS_BACKEND_H
 
@@ -43,8 +44,8 @@ const struct backend_info *backend_info(const struct backend *backend);
 
 enum memory_kind { MEMORY_WEIGHTS, MEMORY_WORKSPACE, MEMORY_KV, MEMORY_PINNED, MEMORY_KIND_COUNT };
 
-/* Device memory (host memory the device can write for MEMORY_PINNED), zeroed, 64-byte aligned at least. On the CPU it is
- * touched only on use. ERR_NOMEM says what was asked for and what there is. */
+/* Device memory (host memory the device can write for MEMORY_PINNED), zeroed, 64-byte aligned at least. On the CPU it
+ * is touched only on use. ERR_NOMEM says what was asked for and what there is. */
 int backend_alloc(struct backend *backend, enum memory_kind kind, size_t bytes, void **out, struct err *err);
 void backend_free(struct backend *backend, enum memory_kind kind, void *p, size_t bytes);
 size_t backend_allocated_bytes(const struct backend *backend, enum memory_kind kind);

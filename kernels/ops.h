@@ -2,9 +2,9 @@
  * which ops.c checks once for both (dtypes, shapes, alignment, aliasing) before it dispatches. Rank thread only.
  *
  * All tensors are row-major with the last dimension contiguous; "act" means the backend's activation dtype (f32 on the
- * CPU). Ops are issued in order and complete in order; results may be read on the host after backend_sync. On the CPU the
- * result of a row depends on that row alone: fixed order of reduction over K, KV splits at fixed positions, never by
- * thread count or batch. Knows nothing of sequences, requests, models or ranks.
+ * CPU). Ops are issued in order and complete in order; results may be read on the host after backend_sync. On the CPU
+ * the result of a row depends on that row alone: fixed order of reduction over K, KV splits at fixed positions, never
+ * by thread count or batch. Knows nothing of sequences, requests, models or ranks.
  *
  * An op returns 0, ERR_INVALID on a broken contract (our bug), or ERR_FATAL on a device fault. */
 #ifndef QUIRE_KERNELS_OPS_H
@@ -13,7 +13,8 @@
 #include "kernels/backend.h"
 #include "kernels/sampling.h"
 
-/* ---- weights ------------------------------------------------------------------------------------------------------ */
+/* ---- weights ------------------------------------------------------------------------------------------------------
+ */
 
 struct weight; /* opaque: a matrix [rows, cols] in the layout that the backend multiplies fastest; quantised stays so */
 
@@ -32,8 +33,8 @@ enum weight_flags {
 bool weight_prepared_bytes(const struct backend *backend, const struct weight_part *parts, int32_t part_count,
                            int64_t cols, unsigned flags, size_t *bytes);
 
-/* Lays the parts one below the other (q, k, v as one matrix; gate and up as one) and repacks them, on all threads of the
- * team. The source may be dropped on return. ERR_UNSUPPORTED for a dtype the backend cannot multiply. */
+/* Lays the parts one below the other (q, k, v as one matrix; gate and up as one) and repacks them, on all threads of
+ * the team. The source may be dropped on return. ERR_UNSUPPORTED for a dtype the backend cannot multiply. */
 int weight_prepare(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
                    unsigned flags, struct weight **out, struct err *err);
 void weight_free(struct backend *backend, struct weight *weight);
@@ -41,22 +42,24 @@ int64_t weight_rows(const struct weight *weight);
 int64_t weight_cols(const struct weight *weight);
 size_t weight_bytes(const struct weight *weight); /* what a full read of it moves */
 
-/* ---- dense ops ---------------------------------------------------------------------------------------------------- */
+/* ---- dense ops ----------------------------------------------------------------------------------------------------
+ */
 
 /* out[t] = scale * table[id], id = token_ids[t], or last_token[slots_of_token[t]] where token_ids[t] is -1. */
 struct op_embed_args {
-    const struct weight *table;    /* [vocab, hidden], prepared with WEIGHT_LOOKUP */
-    const int32_t *token_ids;      /* [tokens] host */
-    const int32_t *token_slots;    /* [tokens] host, read only where token_ids is -1; may be NULL if none is */
-    const int32_t *last_token;     /* [slots] device, written by op_sample */
+    const struct weight *table; /* [vocab, hidden], prepared with WEIGHT_LOOKUP */
+    const int32_t *token_ids;   /* [tokens] host */
+    const int32_t *token_slots; /* [tokens] host, read only where token_ids is -1; may be NULL if none is */
+    const int32_t *last_token;  /* [slots] device, written by op_sample */
     int64_t tokens, hidden;
     float scale;
     void *out; /* [tokens, hidden] act */
 };
 int op_embed(struct backend *backend, const struct op_embed_args *args, struct err *err);
 
-/* With delta: x += delta first. Then out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset). A row of x is `dim` long
- * and begins every x_stride values, so that heads inside a wider buffer can be normalised in place (out: x or delta). */
+/* With delta: x += delta first. Then out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset). A row of x is `dim`
+ * long and begins every x_stride values, so that heads inside a wider buffer can be normalised in place (out: x or
+ * delta). */
 struct op_rms_norm_args {
     void *x;             /* [rows, dim] act, stride x_stride; updated when delta is given */
     const void *delta;   /* [rows, dim] act, stride delta_stride, or NULL */
@@ -69,10 +72,10 @@ int op_rms_norm(struct backend *backend, const struct op_rms_norm_args *args, st
 
 /* y = x W^T + bias (+ y when accumulate). Few rows or many: the same order of reduction, the same bits on the CPU. */
 struct op_linear_args {
-    const void *x;           /* [rows, cols(W)] act, stride x_stride */
-    const struct weight *w;  /* [out, in] */
-    const float *bias;       /* [rows(W)] f32 device or NULL */
-    void *y;                 /* [rows, rows(W)] act, stride y_stride; f32 where out_f32 is set (logits) */
+    const void *x;          /* [rows, cols(W)] act, stride x_stride */
+    const struct weight *w; /* [out, in] */
+    const float *bias;      /* [rows(W)] f32 device or NULL */
+    void *y;                /* [rows, rows(W)] act, stride y_stride; f32 where out_f32 is set (logits) */
     int64_t rows, x_stride, y_stride;
     bool accumulate, out_f32;
 };
@@ -107,7 +110,8 @@ struct op_scale_args {
 };
 int op_scale(struct backend *backend, const struct op_scale_args *args, struct err *err);
 
-/* ---- attention over paged KV -------------------------------------------------------------------------------------- */
+/* ---- attention over paged KV --------------------------------------------------------------------------------------
+ */
 
 /* The pages of one layer. Page p, K (0) or V (1), head h, token t, value d lies at
  * base + p * page_stride_bytes + (((kv * n_kv_heads + h) * page_size) + t) * head_dim + d   (in elements of dtype). */
@@ -124,8 +128,8 @@ struct kv_table {
     int32_t max_pages;    /* pages a row */
 };
 
-/* The ragged batch as attention sees it. Query tokens of sequence s are rows q_start[s] .. q_start[s+1]-1 of q; its last
- * query token is at position kv_len[s] - 1, so query i is at kv_len[s] - (q_start[s+1] - q_start[s]) + i. */
+/* The ragged batch as attention sees it. Query tokens of sequence s are rows q_start[s] .. q_start[s+1]-1 of q; its
+ * last query token is at position kv_len[s] - 1, so query i is at kv_len[s] - (q_start[s+1] - q_start[s]) + i. */
 struct attention_shape {
     const int32_t *q_start; /* [seqs + 1] host */
     const int32_t *kv_len;  /* [seqs] host, the new tokens counted in */
@@ -163,7 +167,7 @@ struct arena;
 struct attention_plan_options {
     struct attention_shape shape;
     int32_t n_heads, n_kv_heads, head_dim, page_size;
-    int32_t window; /* 0: none; else a query sees the last `window` positions, itself counted in */
+    int32_t window;  /* 0: none; else a query sees the last `window` positions, itself counted in */
     int32_t workers; /* threads or SMs to keep busy */
 };
 const struct attention_plan *attention_plan_build(const struct attention_plan_options *options, struct arena *arena);
@@ -199,17 +203,20 @@ struct op_kv_copy_args {
 };
 int op_kv_copy(struct backend *backend, const struct op_kv_copy_args *args, struct err *err);
 
-/* ---- sampling ----------------------------------------------------------------------------------------------------- */
+/* ---- sampling -----------------------------------------------------------------------------------------------------
+ */
 
 /* Per-slot sampling state on the device: which ids the prompt holds and how often each was drawn. */
 struct sample_state; /* opaque */
-size_t sample_state_bytes(int32_t slots, int32_t vocab); /* MEMORY_WORKSPACE that it takes; SIZE_MAX: too many to count */
-int sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out, struct err *err);
+size_t sample_state_bytes(int32_t slots,
+                          int32_t vocab); /* MEMORY_WORKSPACE that it takes; SIZE_MAX: too many to count */
+int sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
+                      struct err *err);
 void sample_state_close(struct backend *backend, struct sample_state *state);
 int32_t *sample_state_last_token(struct sample_state *state); /* [slots] device, for op_embed */
 
-/* Resets a slot on assignment. Penalties are tracked only when `track` is set; then prompt and the output so far (after a
- * preemption) are counted in. */
+/* Resets a slot on assignment. Penalties are tracked only when `track` is set; then prompt and the output so far (after
+ * a preemption) are counted in. */
 struct op_sample_reset_args {
     struct sample_state *state;
     int32_t slot;
@@ -225,19 +232,30 @@ struct op_sample_args {
     const float *logits; /* [rows, logits_stride] f32 device, the first vocab of each row count */
     int64_t logits_stride;
     int32_t rows, vocab;
-    const struct sample_row *row;   /* [rows] host */
-    struct sample_result *results;  /* [rows] MEMORY_PINNED, readable after backend_sync */
-    void *workspace;                /* device, sample_workspace_bytes() */
+    const struct sample_row *row;  /* [rows] host */
+    struct sample_result *results; /* [rows] MEMORY_PINNED, readable after backend_sync */
+    void *workspace;               /* device, sample_workspace_bytes() */
     size_t workspace_bytes;
 };
 size_t sample_workspace_bytes(int32_t rows_max, int32_t vocab);
 int op_sample(struct backend *backend, const struct op_sample_args *args, struct err *err);
 
-/* ---- accounting --------------------------------------------------------------------------------------------------- */
+/* ---- accounting ---------------------------------------------------------------------------------------------------
+ */
 
 enum op_kind {
-    OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_GATED_ACT, OP_GATHER_ROWS, OP_SCALE, OP_ROPE, OP_KV_WRITE, OP_ATTENTION,
-    OP_KV_COPY, OP_SAMPLE, OP_KIND_COUNT
+    OP_EMBED,
+    OP_RMS_NORM,
+    OP_LINEAR,
+    OP_GATED_ACT,
+    OP_GATHER_ROWS,
+    OP_SCALE,
+    OP_ROPE,
+    OP_KV_WRITE,
+    OP_ATTENTION,
+    OP_KV_COPY,
+    OP_SAMPLE,
+    OP_KIND_COUNT
 };
 const char *op_kind_name(enum op_kind kind);
 

@@ -1,10 +1,10 @@
 /* sampling.h: what the sampler needs to know of a row. Plain data that the scheduler fills and the op reads.
  *
  * Order (vLLM V1): log-probabilities are taken from the raw logits; then logit_bias and the ban of stop ids before
- * min_tokens; penalties (repetition over prompt and output, presence and frequency over output only); temperature; min_p;
- * top_k; top_p; draw. Greedy (temperature below 1e-5) takes the lowest id among equals, after bias and penalties. The
- * random number of a draw is a pure function of (seed, sample_index, position), so a row never depends on its
- * neighbours. Rows of vocab padding (ids >= vocab) are never drawn. */
+ * min_tokens; penalties (repetition over prompt and output, presence and frequency over output only); temperature;
+ * min_p; top_k; top_p; draw. Greedy (temperature below 1e-5) takes the lowest id among equals, after bias and
+ * penalties. The random number of a draw is a pure function of (seed, sample_index, position), so a row never depends
+ * on its neighbours. Rows of vocab padding (ids >= vocab) are never drawn. */
 #ifndef QUIRE_KERNELS_SAMPLING_H
 #define QUIRE_KERNELS_SAMPLING_H
 
@@ -41,9 +41,9 @@ struct sample_row {
 };
 
 struct sample_result {
-    int32_t id;     /* -1: the row held NaN or no finite logit */
-    float logprob;  /* of id, from the raw logits; only when asked for */
-    int32_t rank;   /* 1 + how many raw logits are larger; only when log-probabilities were asked for */
+    int32_t id;    /* -1: the row held NaN or no finite logit */
+    float logprob; /* of id, from the raw logits; only when asked for */
+    int32_t rank;  /* 1 + how many raw logits are larger; only when log-probabilities were asked for */
     int32_t top_count;
     int32_t top_ids[SAMPLE_LOGPROBS_MAX]; /* [top_count], best first, lowest id first among equals */
     float top_logprobs[SAMPLE_LOGPROBS_MAX];

@@ -15,7 +15,9 @@ struct arena_chunk {
     _Alignas(ARENA_ALIGN) unsigned char data[];
 };
 
-void arena_init(struct arena *arena) { *arena = (struct arena){0}; }
+void arena_init(struct arena *arena) {
+    *arena = (struct arena){0};
+}
 
 static void chunks_free(struct arena_chunk *chunk) {
     while (chunk) {

@@ -35,8 +35,14 @@ static inline bool u64_to_i32(uint64_t a, int32_t *out) {
     return true;
 }
 
-static inline int32_t i32_ceil_div(int32_t a, int32_t b) { return a / b + (a % b != 0); }
-static inline int64_t i64_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t i64_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int32_t i32_ceil_div(int32_t a, int32_t b) {
+    return a / b + (a % b != 0);
+}
+static inline int64_t i64_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t i64_max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 #endif

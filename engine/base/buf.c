@@ -7,7 +7,9 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 
-void buf_init(struct buf *buf) { *buf = (struct buf){0}; }
+void buf_init(struct buf *buf) {
+    *buf = (struct buf){0};
+}
 
 void buf_deinit(struct buf *buf) {
     mem_free(buf->data);
@@ -38,8 +40,12 @@ void buf_append(struct buf *buf, const void *data, size_t bytes) {
     buf->bytes += bytes;
 }
 
-void buf_append_str(struct buf *buf, const char *text) { buf_append(buf, text, strlen(text)); }
-void buf_append_char(struct buf *buf, char c) { buf_append(buf, &c, 1); }
+void buf_append_str(struct buf *buf, const char *text) {
+    buf_append(buf, text, strlen(text));
+}
+void buf_append_char(struct buf *buf, char c) {
+    buf_append(buf, &c, 1);
+}
 
 void buf_printf(struct buf *buf, const char *format, ...) {
     va_list args, again;

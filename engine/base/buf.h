@@ -13,8 +13,8 @@ struct buf {
 
 void buf_init(struct buf *buf); /* an empty buffer; all-zero is the same */
 void buf_deinit(struct buf *buf);
-void buf_clear(struct buf *buf);                               /* keeps the memory */
-char *buf_grow(struct buf *buf, size_t bytes);                 /* room for `bytes` more; returns where they begin */
+void buf_clear(struct buf *buf);               /* keeps the memory */
+char *buf_grow(struct buf *buf, size_t bytes); /* room for `bytes` more; returns where they begin */
 void buf_append(struct buf *buf, const void *data, size_t bytes);
 void buf_append_str(struct buf *buf, const char *text);
 void buf_append_char(struct buf *buf, char c);

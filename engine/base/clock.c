@@ -8,4 +8,6 @@ int64_t clock_now_ns(void) {
     return (int64_t)t.tv_sec * NS_PER_SECOND + t.tv_nsec;
 }
 
-int64_t clock_unix_s(void) { return (int64_t)time(NULL); }
+int64_t clock_unix_s(void) {
+    return (int64_t)time(NULL);
+}

@@ -7,7 +7,7 @@
 #define NS_PER_SECOND ((int64_t)1000000000)
 #define NS_PER_MS     ((int64_t)1000000)
 
-int64_t clock_now_ns(void);  /* monotonic */
-int64_t clock_unix_s(void);  /* wall clock, for `created` fields only */
+int64_t clock_now_ns(void); /* monotonic */
+int64_t clock_unix_s(void); /* wall clock, for `created` fields only */
 
 #endif

@@ -21,8 +21,8 @@ enum dtype {
 };
 
 struct dtype_info {
-    const char *name;      /* "f32", "q4_1" */
-    int32_t block_values;  /* values in a block: 1 for plain types, 32 for the quantised */
+    const char *name;     /* "f32", "q4_1" */
+    int32_t block_values; /* values in a block: 1 for plain types, 32 for the quantised */
     int32_t block_bytes;
 };
 

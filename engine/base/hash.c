@@ -9,7 +9,9 @@ struct sip {
     uint64_t v0, v1, v2, v3;
 };
 
-static inline uint64_t rotl(uint64_t x, int n) { return (x << n) | (x >> (64 - n)); }
+static inline uint64_t rotl(uint64_t x, int n) {
+    return (x << n) | (x >> (64 - n));
+}
 
 static inline void sip_round(struct sip *s) {
     s->v0 += s->v1, s->v1 = rotl(s->v1, 13), s->v1 ^= s->v0, s->v0 = rotl(s->v0, 32);
@@ -59,4 +61,6 @@ struct hash_key hash_key_random(void) {
     return key;
 }
 
-bool hash_equal(struct hash128 a, struct hash128 b) { return ((a.lo ^ b.lo) | (a.hi ^ b.hi)) == 0; }
+bool hash_equal(struct hash128 a, struct hash128 b) {
+    return ((a.lo ^ b.lo) | (a.hi ^ b.hi)) == 0;
+}

@@ -1,10 +1,10 @@
 /* json.h: strict reading of JSON (RFC 8259) and exact writing of it.
  *
  * Reading is ours because the tree library accepts what the standard forbids and keeps numbers as doubles. The pull
- * reader serves large files (tokenizer.json, safetensors headers) without a tree; json_parse builds a cJSON tree from the
- * same reader. Both refuse: invalid UTF-8, raw control characters, bad numbers and escapes, lone surrogates, duplicate
- * keys (tree only), anything after the value, and whatever passes the limits. No recursion on input depth beyond the
- * limit. Any thread; a reader belongs to one. Knows nothing of requests or models. */
+ * reader serves large files (tokenizer.json, safetensors headers) without a tree; json_parse builds a cJSON tree from
+ * the same reader. Both refuse: invalid UTF-8, raw control characters, bad numbers and escapes, lone surrogates,
+ * duplicate keys (tree only), anything after the value, and whatever passes the limits. No recursion on input depth
+ * beyond the limit. Any thread; a reader belongs to one. Knows nothing of requests or models. */
 #ifndef QUIRE_BASE_JSON_H
 #define QUIRE_BASE_JSON_H
 
@@ -45,8 +45,8 @@ struct json_reader {
     const char *text; /* [bytes], the caller's, not NUL-terminated */
     size_t bytes, at;
     struct json_limits limits;
-    /* The value of JSON_KEY, JSON_STRING (decoded UTF-8, may hold NULs) and JSON_NUMBER (its text). Valid until the next
-     * call; points into `text` where there was no escape. */
+    /* The value of JSON_KEY, JSON_STRING (decoded UTF-8, may hold NULs) and JSON_NUMBER (its text). Valid until the
+     * next call; points into `text` where there was no escape. */
     const char *str;
     size_t str_bytes;
     struct err err; /* filled on JSON_ERROR; names the byte offset */
@@ -74,18 +74,17 @@ bool json_number_u64(const char *text, size_t bytes, uint64_t *out);
 /* The number as a finite double; false when it overflows (1e999). */
 bool json_number_f64(const char *text, size_t bytes, double *out);
 
-/* Parses one strict value into a tree; the caller frees it with cJSON_Delete. Integers that a double cannot hold exactly
- * (and numbers
- * that no double can hold) become cJSON_Raw items that keep their text, so read numbers with json_item_i64 and json_read_*. Strings with NUL characters are
- * refused. ERR_INVALID with the byte offset. */
+/* Parses one strict value into a tree; the caller frees it with cJSON_Delete. Integers that a double cannot hold
+ * exactly (and numbers that no double can hold) become cJSON_Raw items that keep their text, so read numbers with
+ * json_item_i64 and json_read_*. Strings with NUL characters are refused. ERR_INVALID with the byte offset. */
 int json_parse(const char *text, size_t bytes, struct json_limits limits, struct cJSON **out, struct err *err);
 
 /* Case-sensitive member look-up; NULL when absent. json_get_set is NULL for a JSON null too. */
 const struct cJSON *json_get(const struct cJSON *object, const char *key);
 const struct cJSON *json_get_set(const struct cJSON *object, const char *key);
 
-/* Read a member with its bounds. Each returns 0 and leaves *out alone when the member is absent or null; ERR_INVALID with
- * `field` set and the bound in the text when the type or the range is wrong. */
+/* Read a member with its bounds. Each returns 0 and leaves *out alone when the member is absent or null; ERR_INVALID
+ * with `field` set and the bound in the text when the type or the range is wrong. */
 int json_read_i64(const struct cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err);
 int json_read_u64(const struct cJSON *object, const char *key, uint64_t max, uint64_t *out, struct err *err);
 int json_read_f64(const struct cJSON *object, const char *key, double min, double max, double *out, struct err *err);
@@ -95,7 +94,8 @@ int json_read_str(const struct cJSON *object, const char *key, const char **out,
 /* One tree item as an exact integer; false when it is none. 2.0 is one, as it is for other readers of JSON. */
 bool json_item_i64(const struct cJSON *item, int64_t *out);
 
-/* Writing, appended to `out`. Strings: `text` is UTF-8; bytes that are not become U+FFFD; the quotes are written too. */
+/* Writing, appended to `out`. Strings: `text` is UTF-8; bytes that are not become U+FFFD; the quotes are written too.
+ */
 void json_write_str(struct buf *out, const char *text, size_t bytes);
 void json_write_f64(struct buf *out, double value); /* shortest that reads back; null when not finite */
 void json_write_f32(struct buf *out, float value);  /* the same for a float */

@@ -11,7 +11,9 @@
 
 static atomic_int log_level_now = LOG_LEVEL_INFO;
 
-void log_set_level(enum log_level level) { atomic_store_explicit(&log_level_now, (int)level, memory_order_relaxed); }
+void log_set_level(enum log_level level) {
+    atomic_store_explicit(&log_level_now, (int)level, memory_order_relaxed);
+}
 
 static size_t stamp_write(char *line, size_t room, enum log_level level) {
     static const char *const names[] = {"debug", "info", "warning", "error"};

@@ -14,7 +14,9 @@ static _Noreturn void mem_exhausted(size_t bytes) {
     _exit(MEM_EXIT_CODE);
 }
 
-void *mem_try_alloc(size_t bytes) { return malloc(bytes ? bytes : 1); }
+void *mem_try_alloc(size_t bytes) {
+    return malloc(bytes ? bytes : 1);
+}
 
 void *mem_alloc(size_t bytes) {
     void *p = mem_try_alloc(bytes);
@@ -43,8 +45,12 @@ char *mem_strndup(const char *s, size_t len) {
     return copy;
 }
 
-char *mem_strdup(const char *s) { return mem_strndup(s, strlen(s)); }
-void mem_free(void *p) { free(p); }
+char *mem_strdup(const char *s) {
+    return mem_strndup(s, strlen(s));
+}
+void mem_free(void *p) {
+    free(p);
+}
 
 void *mem_map(size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -64,7 +70,9 @@ static size_t proc_read_pages(void) {
     return got == 2 ? (size_t)resident : 0;
 }
 
-size_t mem_resident_bytes(void) { return proc_read_pages() * (size_t)sysconf(_SC_PAGESIZE); }
+size_t mem_resident_bytes(void) {
+    return proc_read_pages() * (size_t)sysconf(_SC_PAGESIZE);
+}
 
 size_t mem_available_bytes(void) {
     FILE *f = fopen("/proc/meminfo", "r");

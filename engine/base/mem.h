@@ -8,12 +8,12 @@
 
 #define MEM_EXIT_CODE 71 /* EX_OSERR: no memory */
 
-void *mem_alloc(size_t bytes);                 /* uninitialised */
-void *mem_zalloc(size_t count, size_t bytes);  /* zeroed; the product is checked */
+void *mem_alloc(size_t bytes);                /* uninitialised */
+void *mem_zalloc(size_t count, size_t bytes); /* zeroed; the product is checked */
 void *mem_realloc(void *p, size_t bytes);
-void *mem_try_alloc(size_t bytes);             /* NULL on failure */
+void *mem_try_alloc(size_t bytes); /* NULL on failure */
 char *mem_strdup(const char *s);
-char *mem_strndup(const char *s, size_t len);  /* adds the NUL */
+char *mem_strndup(const char *s, size_t len); /* adds the NUL */
 void mem_free(void *p);
 
 /* Anonymous pages, zeroed, touched only on use (so they cost nothing until then). NULL on failure. */

@@ -49,7 +49,8 @@ struct queue_node *queue_take_all(struct queue *queue) {
 }
 
 struct queue_node *queue_wait_all(struct queue *queue, int64_t deadline_ns) {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / NS_PER_SECOND), .tv_nsec = (long)(deadline_ns % NS_PER_SECOND)};
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / NS_PER_SECOND),
+                             .tv_nsec = (long)(deadline_ns % NS_PER_SECOND)};
     pthread_mutex_lock(&queue->mutex);
     queue->sleeping = true;
     while (!queue->first) {

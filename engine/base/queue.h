@@ -1,5 +1,5 @@
-/* queue.h: many senders, one receiver. Nodes are embedded in messages; ownership moves with the node. The receiver takes
- * everything at once and may sleep until something comes. No allocation here. */
+/* queue.h: many senders, one receiver. Nodes are embedded in messages; ownership moves with the node. The receiver
+ * takes everything at once and may sleep until something comes. No allocation here. */
 #ifndef QUIRE_BASE_QUEUE_H
 #define QUIRE_BASE_QUEUE_H
 
@@ -19,7 +19,7 @@ struct queue {
 };
 
 void queue_init(struct queue *queue);
-void queue_deinit(struct queue *queue); /* must be empty */
+void queue_deinit(struct queue *queue);                        /* must be empty */
 void queue_push(struct queue *queue, struct queue_node *node); /* any thread */
 
 /* Takes all nodes in order of arrival, NULL when there is none. Receiver only. */

@@ -2,9 +2,9 @@
  *
  * usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in TOKENS] [--out TOKENS]
  *                    [--model NAME] [--seed S] [--vocab V]
- * Sends N requests of `in` random token ids, greedy, end ids ignored, prefix cache of no use (every prompt differs), C at
- * once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT and inter-event
- * gaps. A thread a connection with blocking sockets costs the server's cores as little as a client can. */
+ * Sends N requests of `in` random token ids, greedy, end ids ignored, prefix cache of no use (every prompt differs), C
+ * at once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT and
+ * inter-event gaps. A thread a connection with blocking sockets costs the server's cores as little as a client can. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -52,9 +52,12 @@ static uint64_t mix(uint64_t *state) {
 static void body_write(struct buf *out, const struct options *o, int index) {
     uint64_t state = o->seed * 1000003u + (uint64_t)index;
     if (o->llama)
-        buf_printf(out, "{\"n_predict\":%d,\"ignore_eos\":true,\"cache_prompt\":false,\"stream\":true,\"temperature\":0,", o->out_tokens);
+        buf_printf(out,
+                   "{\"n_predict\":%d,\"ignore_eos\":true,\"cache_prompt\":false,\"stream\":true,\"temperature\":0,",
+                   o->out_tokens);
     else
-        buf_printf(out, "{\"model\":\"%s\",\"max_tokens\":%d,\"ignore_eos\":true,\"stream\":true,\"temperature\":0,", o->model, o->out_tokens);
+        buf_printf(out, "{\"model\":\"%s\",\"max_tokens\":%d,\"ignore_eos\":true,\"stream\":true,\"temperature\":0,",
+                   o->model, o->out_tokens);
     buf_append_str(out, "\"prompt\":[");
     for (int i = 0; i < o->in_tokens; i++)
         buf_printf(out, "%s%d", i ? "," : "", 300 + (int)(mix(&state) % (uint64_t)(o->vocab - 400)));
@@ -62,7 +65,8 @@ static void body_write(struct buf *out, const struct options *o, int index) {
 }
 
 static int connect_to(int port) {
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in addr = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     struct timeval limit = {.tv_sec = 120};
     if (fd < 0) return -1;
@@ -102,7 +106,8 @@ static bool request_run(const struct bench *bench, int fd, int index, struct sam
     char data[16384];
     bool done = false, ok;
     body_write(&body, o, index);
-    buf_printf(&message, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+    buf_printf(&message,
+               "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
                o->llama ? "/completion" : "/v1/completions", body.bytes);
     buf_append(&message, body.data, body.bytes);
     int64_t begin = clock_now_ns(), last = begin;
@@ -118,8 +123,10 @@ static bool request_run(const struct bench *bench, int fd, int index, struct sam
         int events = events_count(&seen, data, (size_t)n, &done);
         if (!events) continue;
         double gap = (double)(now - last) * 1e-9;
-        if (sample->events == 0) sample->ttft_s = gap;
-        else if (gap > sample->gap_max_s) sample->gap_max_s = gap;
+        if (sample->events == 0)
+            sample->ttft_s = gap;
+        else if (gap > sample->gap_max_s)
+            sample->gap_max_s = gap;
         sample->events += events;
         last = now;
     }
@@ -169,29 +176,47 @@ static void report(const struct bench *bench, double wall_s) {
 }
 
 static bool options_read(int argc, char **argv, struct options *o) {
-    *o = (struct options){.port = 8000, .concurrency = 1, .requests = 6, .in_tokens = 128, .out_tokens = 64,
-                          .vocab = 49152, .model = "", .seed = 1};
+    *o = (struct options){.port = 8000,
+                          .concurrency = 1,
+                          .requests = 6,
+                          .in_tokens = 128,
+                          .out_tokens = 64,
+                          .vocab = 49152,
+                          .model = "",
+                          .seed = 1};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *k = argv[i], *v = argv[i + 1];
-        if (!strcmp(k, "--port")) o->port = atoi(v);
-        else if (!strcmp(k, "--concurrency")) o->concurrency = atoi(v);
-        else if (!strcmp(k, "--requests")) o->requests = atoi(v);
-        else if (!strcmp(k, "--in")) o->in_tokens = atoi(v);
-        else if (!strcmp(k, "--out")) o->out_tokens = atoi(v);
-        else if (!strcmp(k, "--vocab")) o->vocab = atoi(v);
-        else if (!strcmp(k, "--dialect")) o->llama = !strcmp(v, "llama");
-        else if (!strcmp(k, "--model")) o->model = v;
-        else if (!strcmp(k, "--seed")) o->seed = (uint64_t)atoll(v);
-        else return false;
+        if (!strcmp(k, "--port"))
+            o->port = atoi(v);
+        else if (!strcmp(k, "--concurrency"))
+            o->concurrency = atoi(v);
+        else if (!strcmp(k, "--requests"))
+            o->requests = atoi(v);
+        else if (!strcmp(k, "--in"))
+            o->in_tokens = atoi(v);
+        else if (!strcmp(k, "--out"))
+            o->out_tokens = atoi(v);
+        else if (!strcmp(k, "--vocab"))
+            o->vocab = atoi(v);
+        else if (!strcmp(k, "--dialect"))
+            o->llama = !strcmp(v, "llama");
+        else if (!strcmp(k, "--model"))
+            o->model = v;
+        else if (!strcmp(k, "--seed"))
+            o->seed = (uint64_t)atoll(v);
+        else
+            return false;
     }
-    return argc % 2 == 1 && o->concurrency >= 1 && o->concurrency <= 1024 && o->requests >= 1 && o->in_tokens >= 1 && o->vocab > 800;
+    return argc % 2 == 1 && o->concurrency >= 1 && o->concurrency <= 1024 && o->requests >= 1 && o->in_tokens >= 1 &&
+           o->vocab > 800;
 }
 
 int main(int argc, char **argv) {
     static struct bench bench;
     if (!options_read(argc, argv, &bench.options)) {
-        fprintf(stderr, "usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in T] "
-                        "[--out T] [--model NAME] [--seed S] [--vocab V]\n");
+        fprintf(stderr,
+                "usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in T] "
+                "[--out T] [--model NAME] [--seed S] [--vocab V]\n");
         return 2;
     }
     bench.samples = mem_zalloc((size_t)bench.options.requests, sizeof *bench.samples);

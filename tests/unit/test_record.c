@@ -20,10 +20,22 @@ static struct request_parts parts_make(void) {
     static const int32_t bias_ids[] = {7};
     static const float bias[] = {-1.5f};
     return (struct request_parts){
-        .head = {.id = 42, .n = 2, .max_tokens = 9, .min_tokens = 1, .logprobs = -1,
+        .head = {.id = 42,
+                 .n = 2,
+                 .max_tokens = 9,
+                 .min_tokens = 1,
+                 .logprobs = -1,
                  .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition_penalty = 1, .seed = 3}},
-        .prompt = prompt, .prompt_count = 5, .eos_ids = eos, .eos_count = 1, .stops = stop_texts,
-        .stop_bytes = stop_sizes, .stop_count = 2, .bias_ids = bias_ids, .bias = bias, .bias_count = 1};
+        .prompt = prompt,
+        .prompt_count = 5,
+        .eos_ids = eos,
+        .eos_count = 1,
+        .stops = stop_texts,
+        .stop_bytes = stop_sizes,
+        .stop_count = 2,
+        .bias_ids = bias_ids,
+        .bias = bias,
+        .bias_count = 1};
 }
 
 static void request_round_trip(void **state) {
@@ -52,10 +64,19 @@ static void request_bounds(void **state) {
     parts.stop_count = REQUEST_STOPS_MAX + 1;
     assert_int_equal(request_build(&parts, &r, &err), ERR_INVALID);
 
-    struct { int32_t n, max_tokens, min_tokens, logprobs; float temperature; const char *field; } cases[] = {
-        {0, 9, 0, -1, 1, "n"}, {REQUEST_SAMPLES_MAX + 1, 9, 0, -1, 1, "n"}, {1, 0, 0, -1, 1, "max_tokens"},
-        {1, 9, 10, -1, 1, "min_tokens"}, {1, 9, -1, -1, 1, "min_tokens"}, {1, 9, 0, 21, 1, "logprobs"},
-        {1, 9, 0, -1, NAN, "temperature"}, {1, 9, 0, -1, INFINITY, "temperature"}, {1, 9, 0, -1, -1, "temperature"}};
+    struct {
+        int32_t n, max_tokens, min_tokens, logprobs;
+        float temperature;
+        const char *field;
+    } cases[] = {{0, 9, 0, -1, 1, "n"},
+                 {REQUEST_SAMPLES_MAX + 1, 9, 0, -1, 1, "n"},
+                 {1, 0, 0, -1, 1, "max_tokens"},
+                 {1, 9, 10, -1, 1, "min_tokens"},
+                 {1, 9, -1, -1, 1, "min_tokens"},
+                 {1, 9, 0, 21, 1, "logprobs"},
+                 {1, 9, 0, -1, NAN, "temperature"},
+                 {1, 9, 0, -1, INFINITY, "temperature"},
+                 {1, 9, 0, -1, -1, "temperature"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         parts = parts_make();
         parts.head.n = cases[i].n;
@@ -97,8 +118,13 @@ static void event_round_trip(void **state) {
     int32_t ids[] = {5, 6};
     uint32_t ends[] = {1, 3};
     struct event_logprob lps[2] = {{.id = 5, .logprob = -1}, {.id = 6, .logprob = -2}};
-    struct event_parts parts = {.head = {.request_id = 9, .sample = 1}, .ids = ids, .id_count = 2, .text = "abc",
-                                .text_bytes = 3, .logprobs = lps, .text_ends = ends};
+    struct event_parts parts = {.head = {.request_id = 9, .sample = 1},
+                                .ids = ids,
+                                .id_count = 2,
+                                .text = "abc",
+                                .text_bytes = 3,
+                                .logprobs = lps,
+                                .text_ends = ends};
     event_append(&out, &parts);
     size_t first = out.bytes;
     parts.head.finish = FINISH_STOP;
