@@ -25,7 +25,7 @@ struct attention_launch {
 /* A worker's own memory while it does an item. */
 struct attention_scratch {
     float *q;      /* [rows, stride] scaled queries */
-    float *block;  /* [ATTENTION_BLOCK, stride] keys or values widened to f32 */
+    float *block;  /* [ATTENTION_BLOCK, stride] packed keys or f32 values */
     float *scores; /* [rows, ATTENTION_SCORE_STRIDE] */
     struct attention_sums split, total;
 };
@@ -134,26 +134,30 @@ static struct attention_run page_run(const struct attention_work *work, int32_t 
     };
 }
 
-/* Few rows: the kernel widens keys as it loads them. Many: they are widened once for all. */
+/* Few rows: the kernels take keys and values as they lie. Many: it pays to put them in order for all rows once. */
 static bool rows_are_many(const struct attention_work *work) {
-    return work->launch->f16 && work->rows > 2 * work->launch->kernels->rows;
+    return work->rows > 2 * work->launch->kernels->rows;
 }
 
-/* The whole range as one run of f32 values. */
-static struct attention_run block_widen(const struct attention_work *work, int32_t begin, int32_t end, int32_t k_or_v) {
+/* The whole range as one run, packed keys or f32 values. */
+static struct attention_run block_load(const struct attention_work *work, int32_t begin, int32_t end, int32_t k_or_v) {
     const struct attention_launch *launch = work->launch;
+    const int32_t head_dim = launch->args->kv.head_dim;
+    float *out = work->scratch.block;
     for (int32_t at = begin; at < end;) {
         struct attention_run run = page_run(work, at, end, k_or_v);
-        launch->kernels->widen(&run, launch->args->kv.head_dim,
-                               work->scratch.block + (int64_t)(at - begin) * launch->stride, launch->stride);
+        if (k_or_v == 0)
+            launch->kernels->pack(&run, head_dim, at - begin, out);
+        else
+            launch->kernels->widen(&run, head_dim, out + (int64_t)(at - begin) * launch->stride, launch->stride);
         at += run.count;
     }
-    return (struct attention_run){.data = work->scratch.block, .stride = launch->stride, .count = end - begin};
+    return (struct attention_run){.data = out, .stride = launch->stride, .count = end - begin, .packed = k_or_v == 0};
 }
 
 /* While keys are read the values of the same positions are fetched, and with the values the keys of the next block. */
 static struct attention_run next_run(const struct attention_work *work, int32_t begin, int32_t end, int32_t k_or_v) {
-    if (rows_are_many(work)) return block_widen(work, begin, end, k_or_v);
+    if (rows_are_many(work) && (work->launch->f16 || k_or_v == 0)) return block_load(work, begin, end, k_or_v);
     struct attention_run run = page_run(work, begin, end, k_or_v);
     int32_t next = k_or_v ? begin + ATTENTION_BLOCK : begin;
     if (next < work->key_end) run.ahead = page_run(work, next, next + 1, !k_or_v).data;

@@ -4,7 +4,7 @@
 #include "kernels/cpu/attention.h"
 
 #define TILE    static inline __attribute__((always_inline))
-#define KEYS    4 /* keys of a tile of scores: vf_hsum4 adds four dot products at once */
+#define QUADS   (SIMD_LANES / 4)
 #define COLUMNS 4 /* vectors of head_dim of a tile of values */
 
 TILE vf load_kv(const void *row, int64_t d, bool f16) {
@@ -25,67 +25,99 @@ TILE void run_prefetch(const struct attention_run *run, int64_t i, int32_t head_
     for (int32_t byte = 0; byte < head_dim * (f16 ? 2 : 4); byte += 64) __builtin_prefetch(row + byte);
 }
 
-/* Scores of `rows` rows with all keys of a run, four keys at a time. Past the last key it is taken again: the extra
+/* A dot product is four sums, of the values d = 0, 1, 2, 3 modulo 4, each over rising d; then (0 + 2) + (1 + 3). A
+ * vector holds such quads of several keys, and four vectors those of SIMD_LANES keys: quad j of vector v belongs to key
+ * 4 j + v, so that adding up the quads of the four leaves the scores in order. Packed keys lie in the order in which
+ * this reads them: [keys / SIMD_LANES][head_dim / 4][4 vectors][SIMD_LANES]. */
+enum key_layout { KEYS_F32, KEYS_F16, KEYS_PACKED };
+
+/* Vector v, values d .. d + 3 of keys i .. i + SIMD_LANES - 1. Past the run's last key that is taken again: the extra
  * scores lie outside the block or are written over by the next run. */
-TILE void scores_rows(const float *q, int64_t q_stride, int rows, int32_t head_dim, const struct attention_run *run,
-                      bool f16, float *scores) {
-    for (int32_t i = 0; i < run->count; i += KEYS) {
-        const void *key[KEYS];
-        for (int j = 0; j < KEYS; j++) key[j] = run_row(run, i + j < run->count ? i + j : run->count - 1, f16);
-        if (run->ahead)
-            for (int j = 0; j < KEYS; j++) run_prefetch(run, i + j, head_dim, f16);
-        vf sum[SIMD_ROWS_MAX][KEYS];
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < KEYS; j++) sum[r][j] = vf_zero();
-        int32_t d = 0;
-        for (; d + SIMD_LANES <= head_dim; d += SIMD_LANES) {
-            vf row[SIMD_ROWS_MAX];
-            for (int r = 0; r < rows; r++) row[r] = vf_load(q + r * q_stride + d);
-            for (int j = 0; j < KEYS; j++) {
-                vf k = load_kv(key[j], d, f16);
-                for (int r = 0; r < rows; r++) sum[r][j] = vf_fma(row[r], k, sum[r][j]);
-            }
-        }
-        if (SIMD_LANES > 8 && d < head_dim) {
-            for (int j = 0; j < KEYS; j++) {
-                vf k = load_kv_n(key[j], d, f16, head_dim - d);
-                for (int r = 0; r < rows; r++)
-                    sum[r][j] = vf_fma(vf_load_n(q + r * q_stride + d, head_dim - d), k, sum[r][j]);
-            }
-        }
-        for (int r = 0; r < rows; r++)
-            vf_hsum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], scores + r * ATTENTION_SCORE_STRIDE + i);
+TILE vf load_keys(const struct attention_run *run, int32_t i, int v, int32_t d, int32_t head_dim,
+                  enum key_layout layout, bool whole) {
+    if (layout == KEYS_PACKED) return vf_load((const float *)run->data + (int64_t)i * head_dim + (d + v) * SIMD_LANES);
+    const float *wide[QUADS];
+    const uint16_t *half[QUADS];
+    for (int j = 0; j < QUADS; j++) {
+        int32_t key = i + 4 * j + v;
+        if (!whole && key >= run->count) key = run->count - 1;
+        wide[j] = (const float *)run->data + (int64_t)key * head_dim + d;
+        half[j] = (const uint16_t *)run->data + (int64_t)key * head_dim + d;
     }
+    return layout == KEYS_F16 ? vf_load_quads_f16(half) : vf_load_quads(wide);
+}
+
+TILE void scores_tile(const float *q, int64_t q_stride, int rows, int32_t head_dim, const struct attention_run *run,
+                      enum key_layout layout, int32_t i, bool whole, float *scores) {
+    vf sum[SIMD_ROWS_MAX][4];
+    if (layout != KEYS_PACKED && run->ahead)
+        for (int j = 0; j < SIMD_LANES; j++) run_prefetch(run, i + j, head_dim, layout == KEYS_F16);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < 4; v++) sum[r][v] = vf_zero();
+    for (int32_t d = 0; d < head_dim; d += 4) {
+        vf row[SIMD_ROWS_MAX];
+        for (int r = 0; r < rows; r++) row[r] = vf_repeat_quad(q + r * q_stride + d);
+        for (int v = 0; v < 4; v++) {
+            vf k = load_keys(run, i, v, d, head_dim, layout, whole);
+            for (int r = 0; r < rows; r++) sum[r][v] = vf_fma(row[r], k, sum[r][v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        vf_store(scores + r * ATTENTION_SCORE_STRIDE + i, vf_sum_quads(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+}
+
+TILE void scores_rows(const float *q, int64_t q_stride, int rows, int32_t head_dim, const struct attention_run *run,
+                      enum key_layout layout, float *scores) {
+    int32_t i = 0;
+    for (; i + SIMD_LANES <= run->count; i += SIMD_LANES)
+        scores_tile(q, q_stride, rows, head_dim, run, layout, i, true, scores);
+    if (i < run->count) scores_tile(q, q_stride, rows, head_dim, run, layout, i, false, scores);
 }
 
 TILE void scores_any(const float *q, int64_t q_stride, int32_t rows, int32_t head_dim, const struct attention_run *run,
-                     bool f16, float *scores) {
+                     enum key_layout layout, float *scores) {
     for (; rows >= SIMD_ROWS_MAX; rows -= SIMD_ROWS_MAX) {
-        scores_rows(q, q_stride, SIMD_ROWS_MAX, head_dim, run, f16, scores);
+        scores_rows(q, q_stride, SIMD_ROWS_MAX, head_dim, run, layout, scores);
         q += SIMD_ROWS_MAX * q_stride;
         scores += SIMD_ROWS_MAX * ATTENTION_SCORE_STRIDE;
     }
     if (SIMD_ROWS_MAX > 3 && rows >= 3) {
-        scores_rows(q, q_stride, 3, head_dim, run, f16, scores);
+        scores_rows(q, q_stride, 3, head_dim, run, layout, scores);
         q += 3 * q_stride;
         scores += 3 * ATTENTION_SCORE_STRIDE;
         rows -= 3;
     }
-    if (rows == 2) scores_rows(q, q_stride, 2, head_dim, run, f16, scores);
-    if (rows == 1) scores_rows(q, q_stride, 1, head_dim, run, f16, scores);
+    if (rows == 2) scores_rows(q, q_stride, 2, head_dim, run, layout, scores);
+    if (rows == 1) scores_rows(q, q_stride, 1, head_dim, run, layout, scores);
 }
 
-/* The usual width gets loops of known length: 4 % of a prefill. */
+/* The usual width gets loops of known length. */
 static void scores(const float *q, int64_t q_stride, int32_t rows, int32_t head_dim, const struct attention_run *keys,
                    float *out) {
-    if (keys->f16 && head_dim == 64)
-        scores_any(q, q_stride, rows, 64, keys, true, out);
+    if (keys->packed && head_dim == 64)
+        scores_any(q, q_stride, rows, 64, keys, KEYS_PACKED, out);
+    else if (keys->packed)
+        scores_any(q, q_stride, rows, head_dim, keys, KEYS_PACKED, out);
+    else if (keys->f16 && head_dim == 64)
+        scores_any(q, q_stride, rows, 64, keys, KEYS_F16, out);
     else if (keys->f16)
-        scores_any(q, q_stride, rows, head_dim, keys, true, out);
-    else if (head_dim == 64)
-        scores_any(q, q_stride, rows, 64, keys, false, out);
+        scores_any(q, q_stride, rows, head_dim, keys, KEYS_F16, out);
     else
-        scores_any(q, q_stride, rows, head_dim, keys, false, out);
+        scores_any(q, q_stride, rows, head_dim, keys, KEYS_F32, out);
+}
+
+static void pack(const struct attention_run *run, int32_t head_dim, int32_t first, float *out) {
+    for (int32_t i = 0; i < run->count; i++) {
+        int32_t key = first + i, lane = key % SIMD_LANES;
+        const void *row = run_row(run, i, run->f16);
+        float *to = out + (int64_t)(key - lane) * head_dim + lane % 4 * SIMD_LANES + lane / 4 * 4;
+        int32_t d = 0;
+        for (; d + SIMD_LANES <= head_dim; d += SIMD_LANES)
+            vf_store_quads(to + (int64_t)d * SIMD_LANES, 4 * SIMD_LANES, load_kv(row, d, run->f16), QUADS);
+        if (SIMD_LANES > 8 && d < head_dim)
+            vf_store_quads(to + (int64_t)d * SIMD_LANES, 4 * SIMD_LANES, load_kv_n(row, d, run->f16, head_dim - d),
+                           (head_dim - d) / 4);
+    }
 }
 
 static void row_rescale(float *values, int32_t head_dim, float factor) {
@@ -255,5 +287,5 @@ static void widen(const struct attention_run *run, int32_t head_dim, float *out,
 }
 
 const struct attention_kernels SIMD_NAME(attention_kernels) = {
-    SIMD_ROWS_MAX, scores, weights, values, fold, finish, widen,
+    SIMD_ROWS_MAX, scores, weights, values, fold, finish, pack, widen,
 };

@@ -88,18 +88,33 @@ static inline void vf_store_f16_n(uint16_t *p, vf x, int64_t n) {
     memcpy(p, h, (size_t)n * sizeof *p);
 }
 
-/* Unpacking takes 6 shuffles where three horizontal additions would take 8 operations more. */
-static inline __m128 hsum4_of_256(__m256 a, __m256 b, __m256 c, __m256 d) {
+static inline vf vf_load_quads(const float *const *p) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[0])), _mm_loadu_ps(p[1]), 1);
+}
+static inline __m128i quads2_f16(const uint16_t *const *p) {
+    __m128 low = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)p[0]));
+    return _mm_castps_si128(_mm_loadh_pi(low, (const __m64 *)p[1]));
+}
+static inline vf vf_load_quads_f16(const uint16_t *const *p) {
+    return _mm256_cvtph_ps(quads2_f16(p));
+}
+static inline vf vf_repeat_quad(const float *p) {
+    return _mm256_broadcast_ps((const __m128 *)p);
+}
+static inline void vf_store_quads(float *out, int64_t step, vf x, int64_t quads) {
+    _mm_storeu_ps(out, _mm256_castps256_ps128(x));
+    if (quads > 1) _mm_storeu_ps(out + step, _mm256_extractf128_ps(x, 1));
+}
+
+/* Unpacking takes 6 shuffles and 3 additions for all the sums of four vectors. */
+static inline vf vf_sum_quads(vf a, vf b, vf c, vf d) {
     __m256 ac = _mm256_add_ps(_mm256_unpacklo_ps(a, c), _mm256_unpackhi_ps(a, c));
     __m256 bd = _mm256_add_ps(_mm256_unpacklo_ps(b, d), _mm256_unpackhi_ps(b, d));
-    __m256 all = _mm256_add_ps(_mm256_unpacklo_ps(ac, bd), _mm256_unpackhi_ps(ac, bd));
-    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-}
-static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) {
-    _mm_storeu_ps(out, hsum4_of_256(a, b, c, d));
+    return _mm256_add_ps(_mm256_unpacklo_ps(ac, bd), _mm256_unpackhi_ps(ac, bd));
 }
 static inline float vf_hsum(vf a) {
-    return _mm_cvtss_f32(hsum4_of_256(a, a, a, a));
+    __m256 quads = vf_sum_quads(a, a, a, a);
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
 }
 
 static inline float vf_hmax(vf a) {

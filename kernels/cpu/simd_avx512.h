@@ -84,20 +84,37 @@ static inline void vf_store_f16_n(uint16_t *p, vf x, int64_t n) {
     _mm256_mask_storeu_epi16(p, lanes_below(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-static inline __m256 halves_add(vf a) {
-    return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+static inline vf vf_load_quads(const float *const *p) {
+    __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[0])), _mm_loadu_ps(p[1]), 1);
+    __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[2])), _mm_loadu_ps(p[3]), 1);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
-static inline __m128 hsum4_of_512(vf a, vf b, vf c, vf d) {
+static inline __m128i quads2_f16(const uint16_t *const *p) {
+    __m128 low = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)p[0]));
+    return _mm_castps_si128(_mm_loadh_pi(low, (const __m64 *)p[1]));
+}
+static inline vf vf_load_quads_f16(const uint16_t *const *p) {
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(quads2_f16(p)), quads2_f16(p + 2), 1));
+}
+static inline vf vf_repeat_quad(const float *p) {
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+}
+static inline void vf_store_quads(float *out, int64_t step, vf x, int64_t quads) {
+    _mm_storeu_ps(out, _mm512_castps512_ps128(x));
+    if (quads > 1) _mm_storeu_ps(out + step, _mm512_extractf32x4_ps(x, 1));
+    if (quads > 2) _mm_storeu_ps(out + 2 * step, _mm512_extractf32x4_ps(x, 2));
+    if (quads > 3) _mm_storeu_ps(out + 3 * step, _mm512_extractf32x4_ps(x, 3));
+}
+
+static inline vf vf_sum_quads(vf a, vf b, vf c, vf d) {
     __m512 ac = _mm512_add_ps(_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c));
     __m512 bd = _mm512_add_ps(_mm512_unpacklo_ps(b, d), _mm512_unpackhi_ps(b, d));
-    __m256 all = halves_add(_mm512_add_ps(_mm512_unpacklo_ps(ac, bd), _mm512_unpackhi_ps(ac, bd)));
-    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
-}
-static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) {
-    _mm_storeu_ps(out, hsum4_of_512(a, b, c, d));
+    return _mm512_add_ps(_mm512_unpacklo_ps(ac, bd), _mm512_unpackhi_ps(ac, bd));
 }
 static inline float vf_hsum(vf a) {
-    return _mm_cvtss_f32(hsum4_of_512(a, a, a, a));
+    __m512 quads = vf_sum_quads(a, a, a, a);
+    __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+    return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }
 
 static inline float vf_hmax(vf a) {

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define SIMD_LANES      4
-#define SIMD_ROWS_MAX   2 /* rows that the register file can hold beside 4 columns: 16 registers of 4 floats */
+#define SIMD_ROWS_MAX   2 /* rows that the register file can hold beside 4 columns */
 #define SIMD_NAME(name) name##_portable
 
 typedef float vf __attribute__((vector_size(16)));
@@ -133,12 +133,27 @@ static inline float vf_hsum(vf a) {
     return (a[0] + a[1]) + (a[2] + a[3]);
 }
 
-/* The four sums, each in vf_hsum's order. */
-static inline void vf_hsum4(vf a, vf b, vf c, vf d, float *out) {
-    out[0] = vf_hsum(a);
-    out[1] = vf_hsum(b);
-    out[2] = vf_hsum(c);
-    out[3] = vf_hsum(d);
+/* Quads are the 128-bit pieces of a vector, here one. Quad j of the loaded vector comes from p[j]. */
+static inline vf vf_load_quads(const float *const *p) {
+    return vf_load(p[0]);
+}
+static inline vf vf_load_quads_f16(const uint16_t *const *p) {
+    return vf_load_f16(p[0]);
+}
+static inline vf vf_repeat_quad(const float *p) {
+    return vf_load(p);
+}
+
+/* Quad j of x goes to out + j * step, for the first `quads`. */
+static inline void vf_store_quads(float *out, int64_t step, vf x, int64_t quads) {
+    vf_store(out, x);
+}
+
+/* Lane 4 j + v is the sum of quad j of the v-th argument, (0 + 2) + (1 + 3). */
+static inline vf vf_sum_quads(vf a, vf b, vf c, vf d) {
+    vf even = {a[0] + a[2], b[0] + b[2], c[0] + c[2], d[0] + d[2]};
+    vf odd = {a[1] + a[3], b[1] + b[3], c[1] + c[3], d[1] + d[3]};
+    return even + odd;
 }
 
 static inline float vf_hmax(vf a) {
