@@ -1,5 +1,5 @@
-/* app.h: what the routes of one front share: the engine, the text boundary, the options and the counters. The loop thread
- * owns it; text and options are immutable after start. */
+/* app.h: what the routes of one front share: the engine, the text boundary, the options and the counters. The loop
+ * thread owns it; text and options are immutable after start. */
 #ifndef QUIRE_SERVER_APP_H
 #define QUIRE_SERVER_APP_H
 
@@ -13,8 +13,8 @@
 #include "server/http.h"
 
 struct generations; /* generation.h */
-struct metrics; /* metrics.h */
-struct options; /* options.h: every flag's value */
+struct metrics;     /* metrics.h */
+struct options;     /* options.h: every flag's value */
 
 struct app {
     uv_loop_t *loop;
@@ -23,9 +23,9 @@ struct app {
     const struct text *text;
     const struct options *options;
     struct metrics *metrics;
-    const char *model_name;    /* what /v1/models says first; further names in options */
+    const char *model_name; /* what /v1/models says first; further names in options */
     int64_t started_unix_s;
-    bool draining;             /* SIGTERM came */
+    bool draining; /* SIGTERM came */
     uint64_t next_request_id;
     struct generations *generations; /* the running ones by request id; api_open makes it */
 };

@@ -226,11 +226,12 @@ static void refuse_split(struct config *c) {
     uint64_t count = 1;
     if (c->rc || !gguf_has(c->gguf, "split.count")) return;
     int rc = gguf_read_u64(c->gguf, "split.count", 0, UINT32_MAX, &count, c->err);
-    if (rc) c->rc = rc;
+    if (rc)
+        c->rc = rc;
     else if (count > 1)
         c->rc = err_set_field(c->err, ERR_UNSUPPORTED, "split.count",
-                              "%s: one of %u files of a split model, which is not supported; merge them into one", c->label,
-                              (unsigned)count);
+                              "%s: one of %u files of a split model, which is not supported; merge them into one",
+                              c->label, (unsigned)count);
 }
 
 int gguf_config_read(const struct gguf *gguf, const char *label, struct model_spec *spec, struct err *err) {

@@ -52,7 +52,8 @@ static int results_open(struct model *model, struct err *err) {
     int rc = backend_alloc(model->backend, MEMORY_PINNED, model->results_bytes, &p, err);
     if (rc) return rc;
     model->results = p;
-    return sample_state_open(model->backend, model->limits.max_num_seqs, model->sample_vocab, &model->sample_state, err);
+    return sample_state_open(model->backend, model->limits.max_num_seqs, model->sample_vocab, &model->sample_state,
+                             err);
 }
 
 static int model_fill(struct model *model, struct model_files *files, const struct model_options *options,
@@ -113,7 +114,9 @@ void model_close(struct model *model) {
     mem_free(model);
 }
 
-size_t model_weight_bytes(const struct model *model) { return model->weight_bytes; }
+size_t model_weight_bytes(const struct model *model) {
+    return model->weight_bytes;
+}
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
@@ -203,4 +206,6 @@ int model_wait(struct model *model, const struct batch *batch, const struct samp
     return rc;
 }
 
-const float *model_logits(struct model *model, const struct batch *batch) { return model_at(model, model->at.logits); }
+const float *model_logits(struct model *model, const struct batch *batch) {
+    return model_at(model, model->at.logits);
+}

@@ -83,12 +83,13 @@ static void strip(const char *text, size_t *start, size_t *end) {
         if (!space_at(text + at, &step)) *end = at + (size_t)step;
 }
 
-/* Where `what` stands for the last time (Knuth, Morris and Pratt 1977): linear even when both are one letter over and over,
- * which a client may send. */
+/* Where `what` stands for the last time (Knuth, Morris and Pratt 1977): linear even when both are one letter over and
+ * over, which a client may send. */
 static const char *find_last(const char *text, size_t bytes, const char *what, size_t what_bytes) {
     const char *found = NULL;
     if (what_bytes == 0) return text + bytes;
-    size_t *border = mem_alloc((what_bytes + 1) * sizeof *border); /* [i]: the longest part that begins and ends what[0, i) */
+    /* border[i]: the longest part that begins and ends what[0, i) */
+    size_t *border = mem_alloc((what_bytes + 1) * sizeof *border);
     border[0] = border[1] = 0;
     for (size_t i = 1, same = 0; i < what_bytes; border[++i] = same) {
         while (same > 0 && what[i] != what[same]) same = border[same];

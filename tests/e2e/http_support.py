@@ -1,4 +1,5 @@
 """Starting quire_fake (the server before a fake engine) and speaking to it over raw sockets. Standard library only."""
+
 import os
 import re
 import signal
@@ -27,8 +28,16 @@ class Server:
         self.model = tempfile.NamedTemporaryFile(prefix="fake-model-", suffix=".gguf")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") and k != "VLLM_API_KEY"}
         environment.update(env or {})
-        command = [REAL if model else FAKE, "serve", model or self.model.name, "--port", "0", "--served-model-name",
-                   "default" if model else "fake", *flags]
+        command = [
+            REAL if model else FAKE,
+            "serve",
+            model or self.model.name,
+            "--port",
+            "0",
+            "--served-model-name",
+            "default" if model else "fake",
+            *flags,
+        ]
         if limit_files:
             command = ["prlimit", "--nofile=%d:%d" % (limit_files, limit_files), *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
@@ -151,8 +160,8 @@ def read_reply(sock, data=b"", no_body=False):
             size = int(size, 16)
             while len(data) < size + 2:
                 data = _more(sock, data)
-            assert data[size:size + 2] == b"\r\n"
-            body, data = body + data[:size], data[size + 2:]
+            assert data[size : size + 2] == b"\r\n"
+            body, data = body + data[:size], data[size + 2 :]
             if size == 0:
                 break
     elif "content-length" in headers:

@@ -1,4 +1,5 @@
 """A server for the tests of the API: the one at QUIRE_URL, else build/quire with the default model, else quire_fake."""
+
 import http.client
 import json
 import os
@@ -13,7 +14,8 @@ import urllib.parse
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("QUIRE_BUILD", os.path.join(ROOT, "build"))
 MODEL = os.environ.get("QUIRE_TEST_MODEL") or os.path.join(
-    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "quire", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "quire", "SmolLM2-135M-Instruct.Q4_1.gguf"
+)
 
 
 class Server:
@@ -39,7 +41,9 @@ class Server:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") and k != "VLLM_API_KEY"}
         environment.update(env)
         command = [os.path.join(BUILD, "quire_fake" if self.fake else "quire"), "serve", path, "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, text=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, text=True
+        )
         lines, ready = self.lines, threading.Event()
 
         def read():
@@ -90,7 +94,9 @@ class Server:
 
     def metric(self, series):
         """Sum of the values of the lines that begin with `series`."""
-        return sum(float(l.rsplit(" ", 1)[1]) for l in self.get("/metrics").body.decode().splitlines() if l.startswith(series))
+        return sum(
+            float(l.rsplit(" ", 1)[1]) for l in self.get("/metrics").body.decode().splitlines() if l.startswith(series)
+        )
 
     def until(self, condition, seconds=10):
         end = time.monotonic() + seconds

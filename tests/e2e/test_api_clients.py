@@ -1,4 +1,5 @@
 """The real clients: the openai package and TGI's text-generation."""
+
 import os
 import sys
 import unittest
@@ -36,7 +37,9 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(self.client.models.retrieve(server.model).id, server.model)
 
     def test_completion(self):
-        reply = self.client.completions.create(model=server.model, prompt=FRANCE, max_tokens=8, temperature=0, logprobs=3)
+        reply = self.client.completions.create(
+            model=server.model, prompt=FRANCE, max_tokens=8, temperature=0, logprobs=3
+        )
         choice = reply.choices[0]
         self.assertEqual(len(choice.logprobs.tokens), 8)
         self.assertEqual(len(choice.logprobs.top_logprobs[0]), 3)
@@ -45,8 +48,14 @@ class OpenAi(unittest.TestCase):
         if not server.fake:
             self.assertIn("Paris", choice.text)
         text, usage = "", None
-        for chunk in self.client.completions.create(model=server.model, prompt=FRANCE, max_tokens=8, temperature=0, stream=True,
-                                                    stream_options={"include_usage": True}):
+        for chunk in self.client.completions.create(
+            model=server.model,
+            prompt=FRANCE,
+            max_tokens=8,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        ):
             text += chunk.choices[0].text if chunk.choices else ""
             usage = chunk.usage or usage
         self.assertEqual(text, choice.text)
@@ -54,9 +63,13 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(usage.prompt_tokens, reply.usage.prompt_tokens)
 
     def test_chat(self):
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Name a colour."}]}]
-        reply = self.client.chat.completions.create(model=server.model, messages=messages, max_tokens=10, temperature=0, logprobs=True,
-                                                    top_logprobs=2)
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Name a colour."}]},
+        ]
+        reply = self.client.chat.completions.create(
+            model=server.model, messages=messages, max_tokens=10, temperature=0, logprobs=True, top_logprobs=2
+        )
         choice = reply.choices[0]
         self.assertEqual(choice.message.role, "assistant")
         self.assertIn(choice.finish_reason, ("stop", "length"))
@@ -64,7 +77,9 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(len(choice.logprobs.content[0].top_logprobs), 2)
         self.assertGreaterEqual(reply.usage.prompt_tokens_details.cached_tokens, 0)
         text, reason = "", None
-        for chunk in self.client.chat.completions.create(model=server.model, messages=messages, max_tokens=10, temperature=0, stream=True):
+        for chunk in self.client.chat.completions.create(
+            model=server.model, messages=messages, max_tokens=10, temperature=0, stream=True
+        ):
             text += chunk.choices[0].delta.content or ""
             reason = chunk.choices[0].finish_reason or reason
         self.assertEqual((text, reason), (choice.message.content, choice.finish_reason))
@@ -72,8 +87,19 @@ class OpenAi(unittest.TestCase):
 
     def test_extras(self):
         reply = self.client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Hi"}], n=2, seed=7, max_completion_tokens=5,
-            extra_body={"top_k": 20, "min_p": 0.05, "ignore_eos": True, "return_token_ids": True, "chat_template_kwargs": {"x": 1}})
+            model=server.model,
+            messages=[{"role": "user", "content": "Hi"}],
+            n=2,
+            seed=7,
+            max_completion_tokens=5,
+            extra_body={
+                "top_k": 20,
+                "min_p": 0.05,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                "chat_template_kwargs": {"x": 1},
+            },
+        )
         self.assertEqual(len(reply.choices), 2)
         self.assertEqual([len(c.token_ids) for c in reply.choices], [5, 5])
         self.assertEqual(reply.usage.completion_tokens, 10)
@@ -86,7 +112,9 @@ class OpenAi(unittest.TestCase):
             self.client.completions.create(model=server.model, prompt="a", n=1000)
         self.assertEqual(caught.exception.body["param"], "n")
         with self.assertRaises(self.openai.BadRequestError):
-            self.client.chat.completions.create(model=server.model, messages=[{"role": "user", "content": "a"}], stream=True, max_tokens=-1)
+            self.client.chat.completions.create(
+                model=server.model, messages=[{"role": "user", "content": "a"}], stream=True, max_tokens=-1
+            )
 
 
 class Tgi(unittest.TestCase):
@@ -123,7 +151,9 @@ class Tgi(unittest.TestCase):
         self.assertEqual(last.details.generated_tokens, 8)
 
     def test_sampling(self):
-        one, two = (self.client.generate(FRANCE, max_new_tokens=8, do_sample=True, temperature=0.9, seed=3) for _ in range(2))
+        one, two = (
+            self.client.generate(FRANCE, max_new_tokens=8, do_sample=True, temperature=0.9, seed=3) for _ in range(2)
+        )
         self.assertEqual(one.generated_text, two.generated_text)
         self.assertEqual(one.details.seed, 3)
         best = self.client.generate(FRANCE, max_new_tokens=6, do_sample=True, best_of=2, top_n_tokens=2)
@@ -141,13 +171,20 @@ class Tgi(unittest.TestCase):
 
     def test_error(self):
         with self.assertRaises(self.refused):
-            self.client.generate(FRANCE, max_new_tokens=10 ** 8)
+            self.client.generate(FRANCE, max_new_tokens=10**8)
 
     def test_headers_and_info(self):
         reply = server.post("/generate", {"inputs": FRANCE, "parameters": {"max_new_tokens": 4}})
         self.assertEqual(set(reply.json()), {"generated_text"})
         self.assertEqual(reply.headers["x-generated-tokens"], "4")
-        for name in ("x-compute-type", "x-total-time", "x-queue-time", "x-inference-time", "x-time-per-token", "x-prompt-tokens"):
+        for name in (
+            "x-compute-type",
+            "x-total-time",
+            "x-queue-time",
+            "x-inference-time",
+            "x-time-per-token",
+            "x-prompt-tokens",
+        ):
             self.assertIn(name, reply.headers)
         self.assertGreater(server.get("/info").json()["max_total_tokens"], 0)
 

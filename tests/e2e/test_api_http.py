@@ -1,4 +1,5 @@
-"""Every dialect over plain HTTP: streams say what replies say, and bad input gets one sentence in the dialect's envelope."""
+"""Every dialect over plain HTTP: streams say what replies say, and bad input gets one sentence in its own envelope."""
+
 import json
 import os
 import socket
@@ -85,8 +86,16 @@ class Sglang(unittest.TestCase):
         self.assertEqual(by_ids[1]["meta_info"]["prompt_tokens"], 2)
 
     def test_logprobs(self):
-        reply = server.post("/generate", {"text": FRANCE, "sampling_params": {"max_new_tokens": 3, "temperature": 0},
-                                          "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}).json()
+        reply = server.post(
+            "/generate",
+            {
+                "text": FRANCE,
+                "sampling_params": {"max_new_tokens": 3, "temperature": 0},
+                "return_logprob": True,
+                "top_logprobs_num": 2,
+                "return_text_in_logprobs": True,
+            },
+        ).json()
         tuples, tops = reply["meta_info"]["output_token_logprobs"], reply["meta_info"]["output_top_logprobs"]
         self.assertEqual([t[1] for t in tuples], reply["output_ids"])
         self.assertTrue(all(len(top) == 2 for top in tops))
@@ -137,25 +146,37 @@ class OpenAi(unittest.TestCase):
 
     def test_chat(self):
         body = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 12, "temperature": 0}
-        whole, events = self.both("/v1/chat/completions", body, lambda c: c["message"]["content"], lambda c: c["delta"].get("content"))
+        whole, events = self.both(
+            "/v1/chat/completions", body, lambda c: c["message"]["content"], lambda c: c["delta"].get("content")
+        )
         self.assertTrue(whole["id"].startswith("chatcmpl-"))
         self.assertEqual(events[0]["choices"][0]["delta"]["role"], "assistant")
         self.assertTrue(all("role" not in e["choices"][0]["delta"] for e in events[1:-2]))
 
     def test_characters_cut_by_max_tokens(self):
         for tokens in range(1, 7):
-            self.completions({"prompt": "Some emoji: \U0001F44B\U0001F600\U0001F44B\U0001F600\U0001F44B\U0001F600", "max_tokens": tokens,
-                              "temperature": 0})
+            self.completions(
+                {
+                    "prompt": "Some emoji: \U0001f44b\U0001f600\U0001f44b\U0001f600\U0001f44b\U0001f600",
+                    "max_tokens": tokens,
+                    "temperature": 0,
+                }
+            )
 
     def test_stop_strings(self):
         if server.fake:
             self.skipTest("skipped: needs the model")
-        free = server.post("/v1/completions", {"prompt": FRANCE, "max_tokens": 24, "temperature": 0}).json()["choices"][0]["text"]
+        free = server.post("/v1/completions", {"prompt": FRANCE, "max_tokens": 24, "temperature": 0}).json()["choices"][
+            0
+        ]["text"]
         for begin, length in ((2, 3), (5, 1), (9, 6)):
-            stop = free[begin:begin + length]
+            stop = free[begin : begin + length]
             whole, _ = self.completions({"prompt": FRANCE, "max_tokens": 24, "temperature": 0, "stop": [stop]})
             choice = whole["choices"][0]
-            self.assertEqual((choice["text"], choice["finish_reason"], choice["stop_reason"]), (free[:free.index(stop)], "stop", stop))
+            self.assertEqual(
+                (choice["text"], choice["finish_reason"], choice["stop_reason"]),
+                (free[: free.index(stop)], "stop", stop),
+            )
         whole, events = self.completions({"prompt": FRANCE, "max_tokens": 6, "temperature": 0, "stop": ["ZZZZZZZZ"]})
         self.assertGreater(len(events), 5)  # an absent stop holds nothing back
 
@@ -178,7 +199,7 @@ class OpenAi(unittest.TestCase):
         self.assertGreater(model["max_model_len"], 0)
 
     def test_tokens(self):
-        text = "Hello, world!" if server.fake else "Hello, w\u00f6rld! \U0001F44B"
+        text = "Hello, world!" if server.fake else "Hello, w\u00f6rld! \U0001f44b"
         reply = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
         self.assertEqual(reply["count"], len(reply["tokens"]))
         self.assertEqual(len(reply["token_strs"]), reply["count"])
@@ -205,44 +226,106 @@ class BadInput(unittest.TestCase):
         return reply.json()
 
     def test_openai(self):
-        big = 10 ** 30
-        for field, value in (("n", 0), ("n", 10 ** 9), ("n", 1.5), ("n", "1"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", big),
-                             ("temperature", -1), ("temperature", 3), ("temperature", "x"), ("top_p", 0), ("top_p", 2), ("top_k", -5),
-                             ("logprobs", 99), ("seed", big), ("seed", 0.5), ("stop", [""]), ("stop", 5), ("stop_token_ids", [10 ** 9]),
-                             ("stop_token_ids", [big]), ("stop_token_ids", ["a"]), ("logit_bias", {"999999999": 1}),
-                             ("logit_bias", {"x": 1}), ("logit_bias", {"1": "x"}), ("presence_penalty", 5), ("min_tokens", -1),
-                             ("min_tokens", 1000), ("stream", 1), ("prompt", []), ("prompt", ""), ("prompt", None), ("prompt", 5),
-                             ("prompt", [-1]), ("prompt", [10 ** 9]), ("prompt", [big]), ("prompt", [[]]), ("prompt", ["a", 1]),
-                             ("prompt", ["a"] * 257), ("suffix", "x"), ("bad_words", ["x"]), ("guided_json", {"a": 1})):
+        big = 10**30
+        for field, value in (
+            ("n", 0),
+            ("n", 10**9),
+            ("n", 1.5),
+            ("n", "1"),
+            ("max_tokens", 0),
+            ("max_tokens", -1),
+            ("max_tokens", big),
+            ("temperature", -1),
+            ("temperature", 3),
+            ("temperature", "x"),
+            ("top_p", 0),
+            ("top_p", 2),
+            ("top_k", -5),
+            ("logprobs", 99),
+            ("seed", big),
+            ("seed", 0.5),
+            ("stop", [""]),
+            ("stop", 5),
+            ("stop_token_ids", [10**9]),
+            ("stop_token_ids", [big]),
+            ("stop_token_ids", ["a"]),
+            ("logit_bias", {"999999999": 1}),
+            ("logit_bias", {"x": 1}),
+            ("logit_bias", {"1": "x"}),
+            ("presence_penalty", 5),
+            ("min_tokens", -1),
+            ("min_tokens", 1000),
+            ("stream", 1),
+            ("prompt", []),
+            ("prompt", ""),
+            ("prompt", None),
+            ("prompt", 5),
+            ("prompt", [-1]),
+            ("prompt", [10**9]),
+            ("prompt", [big]),
+            ("prompt", [[]]),
+            ("prompt", ["a", 1]),
+            ("prompt", ["a"] * 257),
+            ("suffix", "x"),
+            ("bad_words", ["x"]),
+            ("guided_json", {"a": 1}),
+        ):
             self.refused("/v1/completions", {"prompt": "a", field: value}, 400, field)
         self.refused("/v1/completions", {"prompt": "a", "model": "x"}, 404, "model", "The model `x` does not exist.")
         self.refused("/v1/completions", '{"prompt":"a","temperature":1e999}', 400, "temperature")
         self.refused("/v1/completions", '{"prompt":"a","prompt":"b"}', 400, None, "twice")
-        for body in ("", "{", "[]", "{'a':1}", '{"prompt":"a"}x', "[" * 100000, b'{"prompt":"\xff"}', b'{"prompt":"\xed\xa0\x80"}',
-                     '{"prompt":"\\ud800"}', '{"prompt":"a\nb"}', '{"prompt":"a","n":01}', "{" + '"a":{' * 100):
+        for body in (
+            "",
+            "{",
+            "[]",
+            "{'a':1}",
+            '{"prompt":"a"}x',
+            "[" * 100000,
+            b'{"prompt":"\xff"}',
+            b'{"prompt":"\xed\xa0\x80"}',
+            '{"prompt":"\\ud800"}',
+            '{"prompt":"a\nb"}',
+            '{"prompt":"a","n":01}',
+            "{" + '"a":{' * 100,
+        ):
             self.refused("/v1/completions", body, 400)
 
     def test_too_long(self):
         self.refused("/v1/completions", {"prompt": "a " * 2000000}, 400, "input_tokens", "at least")
-        self.refused("/v1/completions", {"prompt": "Hi", "max_tokens": 2 ** 31 - 1}, 400, "input_tokens", "maximum context length")
-        self.refused("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 2000000}]}, 400, "input_tokens")
+        self.refused(
+            "/v1/completions", {"prompt": "Hi", "max_tokens": 2**31 - 1}, 400, "input_tokens", "maximum context length"
+        )
+        self.refused(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 2000000}]}, 400, "input_tokens"
+        )
         error = self.refused("/generate", {"inputs": "a " * 2000000}, 422, None, "must have less than")
         self.assertEqual(error["error_type"], "validation")
         self.refused("/generate", {"text": "a " * 2000000}, 400, None, "longer than the model's context length")
 
     def test_chat(self):
         user = [{"role": "user", "content": "U"}]
-        for field, value in (("messages", []), ("messages", "x"), ("messages", [1]), ("messages", [{"role": "user"}]),
-                             ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]), ("tools", []), ("tool_choice", "required"),
-                             ("response_format", {"type": "json_object"}), ("top_logprobs", 3), ("max_completion_tokens", 0)):
+        for field, value in (
+            ("messages", []),
+            ("messages", "x"),
+            ("messages", [1]),
+            ("messages", [{"role": "user"}]),
+            ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
+            ("tools", []),
+            ("tool_choice", "required"),
+            ("response_format", {"type": "json_object"}),
+            ("top_logprobs", 3),
+            ("max_completion_tokens", 0),
+        ):
             self.refused("/v1/chat/completions", {"messages": user, field: value}, 400, field)
 
     def test_other_envelopes(self):
-        self.assertEqual(set(self.refused("/generate", {"text": "a", "sampling_params": {"top_k": 0}}, 400)["error"]), {"message"})
+        self.assertEqual(
+            set(self.refused("/generate", {"text": "a", "sampling_params": {"top_k": 0}}, 400)["error"]), {"message"}
+        )
         error = self.refused("/generate", {"inputs": "a", "parameters": {"top_k": 0}}, 422)
         self.assertEqual(error["error_type"], "validation")
         self.refused("/generate_stream", {"inputs": ""}, 422)
-        self.refused("/detokenize", {"tokens": [2 ** 70]}, 400, "tokens")
+        self.refused("/detokenize", {"tokens": [2**70]}, 400, "tokens")
         self.refused("/detokenize", {"tokens": [-1]}, 400, "tokens")
         self.refused("/tokenize", {}, 400, "prompt")
         self.refused("/tokenize", {"prompt": "a" * (5 << 20)}, 400, "prompt")
@@ -250,7 +333,11 @@ class BadInput(unittest.TestCase):
     def test_neighbours_are_undisturbed(self):
         body = {"prompt": FRANCE, "max_tokens": 8, "temperature": 0}
         before = server.post("/v1/completions", body).json()["choices"]
-        for bad in ({"prompt": [10 ** 9]}, {"prompt": "a", "stop_token_ids": [999999], "min_tokens": 1}, {"prompt": "a", "logit_bias": {"-1": 5}}):
+        for bad in (
+            {"prompt": [10**9]},
+            {"prompt": "a", "stop_token_ids": [999999], "min_tokens": 1},
+            {"prompt": "a", "logit_bias": {"-1": 5}},
+        ):
             self.assertEqual(server.post("/v1/completions", bad).status, 400)
         self.assertEqual(server.post("/v1/completions", body).json()["choices"], before)
 
@@ -261,21 +348,37 @@ class Leaving(unittest.TestCase):
             for _ in range(5):
                 body = json.dumps({"prompt": "Count", "max_tokens": 400, "ignore_eos": True, "stream": stream})
                 sock = socket.create_connection((server.host, server.port))
-                sock.sendall(("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
+                sock.sendall(
+                    (
+                        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                    ).encode()
+                )
                 if stream:
                     sock.recv(64)
                 else:
                     time.sleep(0.05)
                 sock.close()
-            server.until(lambda: server.metric("vllm:num_requests_running") == 0 and server.metric("vllm:num_requests_waiting") == 0)
+            server.until(
+                lambda: server.metric("vllm:num_requests_running") == 0
+                and server.metric("vllm:num_requests_waiting") == 0
+            )
         self.assertEqual(server.get("/load").json(), {"server_load": 0})
 
     def test_abort_by_name(self):
-        body = json.dumps({"text": "Count", "rid": "stop-me", "stream": True, "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}})
+        body = json.dumps(
+            {
+                "text": "Count",
+                "rid": "stop-me",
+                "stream": True,
+                "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True},
+            }
+        )
         slow = Server(fake=True, env={"QUIRE_FAKE_STEP_US": "20000"})
         try:
             sock = socket.create_connection((slow.host, slow.port), timeout=20)
-            sock.sendall(("POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
+            sock.sendall(
+                ("POST /generate HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode()
+            )
             data = sock.recv(4096)
             self.assertEqual(slow.post("/abort_request", {"rid": "stop-me"}).json(), {"aborted": 1})
             while b"[DONE]" not in data:
@@ -298,7 +401,11 @@ class Leaving(unittest.TestCase):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect((fast.host, fast.port))
             sock.settimeout(20)
-            sock.sendall(("POST /v1/completions HTTP/1.0\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)).encode())
+            sock.sendall(
+                (
+                    "POST /v1/completions HTTP/1.0\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+                ).encode()
+            )
             fast.until(lambda: fast.metric("vllm:num_requests_running") == 0)
             self.assertEqual(fast.post("/v1/completions", {**body, "max_tokens": 5}).status, 200)
             data = b""
@@ -307,7 +414,11 @@ class Leaving(unittest.TestCase):
                 if not piece:
                     break
                 data += piece
-            chunks = [json.loads(b[5:]) for b in data.split(b"\r\n\r\n", 1)[1].decode().split("\n\n") if b.startswith("data: {")]
+            chunks = [
+                json.loads(b[5:])
+                for b in data.split(b"\r\n\r\n", 1)[1].decode().split("\n\n")
+                if b.startswith("data: {")
+            ]
             self.assertEqual("".join(c["choices"][0]["text"] for c in chunks), want)
             self.assertLess(len(chunks), 3000)
             sock.close()
@@ -330,7 +441,9 @@ class Endings(unittest.TestCase):
         for path, body in STREAMS:
             sock = socket.create_connection((slow.host, slow.port), timeout=20)
             text = json.dumps(body)
-            sock.sendall(("POST %s HTTP/1.0\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (path, len(text), text)).encode())
+            sock.sendall(
+                ("POST %s HTTP/1.0\r\nHost: t\r\nContent-Length: %d\r\n\r\n%s" % (path, len(text), text)).encode()
+            )
             socks.append(sock)
         for sock in socks:
             sock.recv(16)

@@ -1,4 +1,5 @@
 """Many clients of every dialect at once, half of whom leave early: nothing is left over, and the counters add up."""
+
 import json
 import os
 import random
@@ -26,17 +27,31 @@ def body_of(rng):
 
 def body_in(kind, text, tokens, stream, n):
     if kind == 0:
-        return "/v1/completions", {"prompt": [text, "b"] if n > 1 else text, "max_tokens": tokens, "stream": stream, "n": n}
+        return "/v1/completions", {
+            "prompt": [text, "b"] if n > 1 else text,
+            "max_tokens": tokens,
+            "stream": stream,
+            "n": n,
+        }
     if kind == 1:
-        return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "stream": stream,
-                                        "logprobs": n > 1, "n": n}
+        return "/v1/chat/completions", {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "stream": stream,
+            "logprobs": n > 1,
+            "n": n,
+        }
     if kind == 2:
         return "/generate", {"prompt": text, "max_tokens": tokens, "stream": stream, "n": n}
     if kind == 3:
-        return "/generate", {"text": [text, "x"], "stream": stream, "sampling_params": {"max_new_tokens": tokens, "n": n}}
+        return "/generate", {
+            "text": [text, "x"],
+            "stream": stream,
+            "sampling_params": {"max_new_tokens": tokens, "n": n},
+        }
     if kind == 4:
         return "/generate_stream", {"inputs": text, "parameters": {"max_new_tokens": tokens}}
-    return "/v1/completions", {"prompt": text, "max_tokens": tokens, "stop_token_ids": [10 ** 9]}  # refused
+    return "/v1/completions", {"prompt": text, "max_tokens": tokens, "stop_token_ids": [10**9]}  # refused
 
 
 class Client(threading.Thread):
@@ -57,7 +72,11 @@ class Client(threading.Thread):
         path, body = body_of(self.rng)
         data = json.dumps(body).encode()
         sock = socket.create_connection((self.server.host, self.server.port), timeout=60)
-        sock.sendall(b"POST %s HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+        sock.sendall(
+            b"POST %s HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            % (path.encode(), len(data))
+            + data
+        )
         if self.rng.random() < 0.5:
             how = self.rng.randrange(3)
             if how == 0:
@@ -88,7 +107,9 @@ class Client(threading.Thread):
 
 class Mix(unittest.TestCase):
     def test_mix(self):
-        server = Server(fake="QUIRE_URL" not in os.environ and "QUIRE_MIX_REAL" not in os.environ, env={"QUIRE_FAKE_STEP_US": "300"})
+        server = Server(
+            fake="QUIRE_URL" not in os.environ and "QUIRE_MIX_REAL" not in os.environ, env={"QUIRE_FAKE_STEP_US": "300"}
+        )
         try:
             until = time.monotonic() + SECONDS
             clients = [Client(server, seed, until) for seed in range(CLIENTS)]
@@ -101,9 +122,13 @@ class Mix(unittest.TestCase):
             self.assertGreater(sum(c.left for c in clients), CLIENTS)
             self.assertGreater(sum(c.whole for c in clients), 0)
             self.assertGreater(sum(c.refused for c in clients), 0)
-            server.until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 20)
+            server.until(
+                lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 20
+            )
             server.until(lambda: server.get("/load").json() == {"server_load": 0})
-            self.assertEqual(server.metric("quire:requests_admitted_total"), server.metric("vllm:request_success_total"))
+            self.assertEqual(
+                server.metric("quire:requests_admitted_total"), server.metric("vllm:request_success_total")
+            )
             # And it still answers.
             self.assertEqual(server.post("/generate", {"prompt": "a", "max_tokens": 1}).status, 200)
         finally:

@@ -1,5 +1,6 @@
-"""The real binary with the default model: many streams with clients that vanish, and the same tokens whatever surrounds a
-request. Standard library only. QUIRE_LONG=1: the full 60 seconds of streams."""
+"""The real binary with the default model: many streams with clients that vanish, and the same tokens whatever surrounds
+a request. Standard library only. QUIRE_LONG=1: the full 60 seconds of streams."""
+
 import json
 import os
 import random
@@ -71,9 +72,17 @@ class RealEngine(unittest.TestCase):
             def client(number):
                 rng = random.Random(number)
                 while time.monotonic() < end:
-                    body = json.dumps({"prompt": words(rng.random(), rng.randint(1, 120)), "stream": True,
-                                       "max_tokens": rng.randint(1, 48), "temperature": rng.choice([0, 1]),
-                                       "n": 1, "seed": number, "ignore_eos": rng.random() < 0.5})
+                    body = json.dumps(
+                        {
+                            "prompt": words(rng.random(), rng.randint(1, 120)),
+                            "stream": True,
+                            "max_tokens": rng.randint(1, 48),
+                            "temperature": rng.choice([0, 1]),
+                            "n": 1,
+                            "seed": number,
+                            "ignore_eos": rng.random() < 0.5,
+                        }
+                    )
                     path = "/v1/completions" if rng.random() < 0.5 else "/generate"
                     cut = rng.random() < 0.5
                     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
@@ -95,8 +104,12 @@ class RealEngine(unittest.TestCase):
             together([lambda n=n: client(n) for n in range(64)])
             self.assertGreater(seen["cut"], 20)
             self.assertGreater(seen["whole"], 20)
-            server.until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 20)
-            state = lambda s: sum(server.metric('quire:kv_pages{model_name="default",engine="0",state="%s"' % x) for x in s)
+            server.until(
+                lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 20
+            )
+            state = lambda s: sum(
+                server.metric('quire:kv_pages{model_name="default",engine="0",state="%s"' % x) for x in s
+            )
             server.until(lambda: state(["held"]) == 0, 5)
             total = server.metric("vllm:cache_config_info")  # the series is there
             self.assertEqual(total, 1)
@@ -122,8 +135,12 @@ class RealEngine(unittest.TestCase):
             crowd = together([lambda p=p: ids_of(server, p)[0] for p in prompts])
             self.assertEqual(crowd[5], alone)
             calls = [lambda p=p: ids_of(server, p)[0] for p in prompts[:7] + prompts[8:]]
-            calls.insert(7, lambda: ids_of(server, prompts[7], temperature=0.9, sampling_seed=11, top_p=0.95,
-                                           repetition_penalty=1.1)[0])
+            calls.insert(
+                7,
+                lambda: ids_of(
+                    server, prompts[7], temperature=0.9, sampling_seed=11, top_p=0.95, repetition_penalty=1.1
+                )[0],
+            )
             again = together(calls)
             self.assertEqual(again[7], drawn)
             self.assertEqual(again[5], alone)
@@ -134,7 +151,9 @@ class RealEngine(unittest.TestCase):
         page = 16 * 23040
         with Server(model=MODEL) as server:
             alone = [ids_of(server, p, 60)[0] for p in prompts]
-        with Server("--kv-cache-memory-bytes", str(40 * page), "--block-size", "16", "--max-model-len", "512", model=MODEL) as server:
+        with Server(
+            "--kv-cache-memory-bytes", str(40 * page), "--block-size", "16", "--max-model-len", "512", model=MODEL
+        ) as server:
             crowded = together([lambda p=p: ids_of(server, p, 60)[0] for p in prompts])
             self.assertGreater(server.metric("vllm:num_preemptions_total"), 0)
             self.assertEqual(crowded, alone)

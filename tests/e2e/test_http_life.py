@@ -1,4 +1,5 @@
 """Starting, ending and dying: probes that tell the truth, signals, exit codes."""
+
 import json
 import os
 import re
@@ -119,8 +120,10 @@ class Life(unittest.TestCase):
         with Server("--enable-log-requests") as server:
             server.post("/generate", '{"prompt":"a very secret prompt","max_tokens":2}')
             line = server.wait_line('msg="request"')
-            self.assertRegex(line, r'method=POST path="/generate" status=200 bytes=\d+ ms=[\d.]+ '
-                                   r'prompt_tokens=20 output_tokens=2$')
+            self.assertRegex(
+                line,
+                r'method=POST path="/generate" status=200 bytes=\d+ ms=[\d.]+ ' r"prompt_tokens=20 output_tokens=2$",
+            )
             server.get("/a%0db%20c")
             server.get("/a%22%20msg=b")
             server.wait_line(r"msg=b")

@@ -1,4 +1,5 @@
 """Hostile and unusual clients on raw sockets, before a fake engine."""
+
 import json
 import os
 import random
@@ -22,8 +23,9 @@ def reset(sock):
 class Transport(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server("--max-output-bytes", "64K", "--keep-alive-timeout", "3",
-                            env={"QUIRE_FAKE_STEP_US": "2000"})
+        cls.server = Server(
+            "--max-output-bytes", "64K", "--keep-alive-timeout", "3", env={"QUIRE_FAKE_STEP_US": "2000"}
+        )
 
     @classmethod
     def tearDownClass(cls):

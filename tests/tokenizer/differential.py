@@ -4,8 +4,8 @@ pre-tokenizer that we have by hand, under a pattern that goes through PCRE2, wit
 
     python3 tests/tokenizer/differential.py [--full] [--tool build/tools/tokenize] [--model FILE.gguf] [--seed N]
 
-With NFC only characters that this machine's Unicode knows are compared. Every text is encoded by both with special tokens parsed and as plain text. Without the package it says "skipped" and ends
-with 0. --full takes every scalar value alone as well (a million lines for each tokenizer).
+With NFC only characters that this machine's Unicode knows are compared. Every text is encoded by both with special tokens
+parsed and as plain text. Without the package it says "skipped" and ends with 0. --full takes every scalar value alone as well (a million lines for each tokenizer).
 """
 
 import argparse
@@ -25,8 +25,10 @@ except ImportError:
     print("skipped: the Python package tokenizers is not there")
     sys.exit(0)
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-          r"|\s+(?!\S)|\s+")
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 OTHER = r"[A-Za-z]+|[0-9]{1,2}| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"  # no class whose members depend on Unicode's version
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -48,11 +50,20 @@ VARIANTS = {
     "qwen2": {"pre": sequence(split(QWEN2), {**BYTES, "use_regex": False}), "normalizer": {"type": "NFC"}},
     "regex": {"pre": sequence(split(OTHER), {**BYTES, "use_regex": False})},
     "regex, matches": {"pre": sequence(split(OTHER, behavior="Removed", invert=True), {**BYTES, "use_regex": False})},
-    "added": {"pre": {**BYTES, "use_regex": True}, "added": [
-        dict(content="<mask>", lstrip=True, special=True), dict(content="<both>", lstrip=True, rstrip=True),
-        dict(content="wordq", single_word=True), dict(content="<|im_start|>x", special=True), dict(content="\n \n"),
-        dict(content="qwq", normalized=True), dict(content="qé", normalized=True), dict(content="<|"),
-        dict(content="wordq up", normalized=True, single_word=True)]},
+    "added": {
+        "pre": {**BYTES, "use_regex": True},
+        "added": [
+            dict(content="<mask>", lstrip=True, special=True),
+            dict(content="<both>", lstrip=True, rstrip=True),
+            dict(content="wordq", single_word=True),
+            dict(content="<|im_start|>x", special=True),
+            dict(content="\n \n"),
+            dict(content="qwq", normalized=True),
+            dict(content="qé", normalized=True),
+            dict(content="<|"),
+            dict(content="wordq up", normalized=True, single_word=True),
+        ],
+    },
 }
 
 
@@ -91,17 +102,37 @@ def read_gguf(path):
 def tokenizer_json(meta, variant):
     names = meta["tokens"]
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=False)
-    added = [dict(id=i, content=names[i]) | flags | dict(special=True)
-             for i, kind in enumerate(meta["token_type"]) if kind == 3]
+    added = [
+        dict(id=i, content=names[i]) | flags | dict(special=True)
+        for i, kind in enumerate(meta["token_type"])
+        if kind == 3
+    ]
     for i, token in enumerate(variant.get("added", [])):
         added.append(dict(id=len(names) + i) | flags | token)
     assert not {token["content"] for token in variant.get("added", [])} & set(names)  # they would have ids already
-    model = dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None,
-                 fuse_unk=False, byte_fallback=False, ignore_merges=variant.get("ignore_merges", False),
-                 vocab={name: i for i, name in enumerate(names)}, merges=meta["merges"])
-    return dict(version="1.0", truncation=None, padding=None, added_tokens=added,
-                normalizer=variant.get("normalizer"), pre_tokenizer=variant["pre"], post_processor=None,
-                decoder={**BYTES, "use_regex": True}, model=model)
+    model = dict(
+        type="BPE",
+        dropout=None,
+        unk_token=None,
+        continuing_subword_prefix=None,
+        end_of_word_suffix=None,
+        fuse_unk=False,
+        byte_fallback=False,
+        ignore_merges=variant.get("ignore_merges", False),
+        vocab={name: i for i, name in enumerate(names)},
+        merges=meta["merges"],
+    )
+    return dict(
+        version="1.0",
+        truncation=None,
+        padding=None,
+        added_tokens=added,
+        normalizer=variant.get("normalizer"),
+        pre_tokenizer=variant["pre"],
+        post_processor=None,
+        decoder={**BYTES, "use_regex": True},
+        model=model,
+    )
 
 
 def scalars():
@@ -117,10 +148,70 @@ def texts(rng, full):
             yield "".join(" " + c + "1" for c in chunk)
             yield "".join(chunk)
     yield from every if full else rng.sample(every, 5000) + every[:0x800]
-    spaces = [" ", "  ", "\t", "\n", "\r", "\r\n", "\u00a0", "\u3000", "\u2028", "\u0085", "\u180e", "\u200b", "\ufeff", "\v"]
-    words = ["a", "don't", "I'LL", "we'Re", "'s", "'\u017f", "'S", "x", "12", "345678", "²", "½", "٣", "é", "e\u0301", "中文",
-             "🦊", "👩‍👩‍👧", "!", "...", "--", "_", "Ⅷ", "hello", "World", "\u0300", "\x00", "\x04", "\U0001e6c0", "\u1c89",
-             "<mask>", "<both>", "wordq", "wordqs", "wordq up", "qé", "qwq", "qwq\u0301", "<|im_start|>", "<|im_start|>x", "<|", "|>", "<|im_end|>", "wo", "\U00040000", "\n \n"]
+    spaces = [
+        " ",
+        "  ",
+        "\t",
+        "\n",
+        "\r",
+        "\r\n",
+        "\u00a0",
+        "\u3000",
+        "\u2028",
+        "\u0085",
+        "\u180e",
+        "\u200b",
+        "\ufeff",
+        "\v",
+    ]
+    words = [
+        "a",
+        "don't",
+        "I'LL",
+        "we'Re",
+        "'s",
+        "'\u017f",
+        "'S",
+        "x",
+        "12",
+        "345678",
+        "²",
+        "½",
+        "٣",
+        "é",
+        "e\u0301",
+        "中文",
+        "🦊",
+        "👩‍👩‍👧",
+        "!",
+        "...",
+        "--",
+        "_",
+        "Ⅷ",
+        "hello",
+        "World",
+        "\u0300",
+        "\x00",
+        "\x04",
+        "\U0001e6c0",
+        "\u1c89",
+        "<mask>",
+        "<both>",
+        "wordq",
+        "wordqs",
+        "wordq up",
+        "qé",
+        "qwq",
+        "qwq\u0301",
+        "<|im_start|>",
+        "<|im_start|>x",
+        "<|",
+        "|>",
+        "<|im_end|>",
+        "wo",
+        "\U00040000",
+        "\n \n",
+    ]
     for _ in range(60000 if full else 8000):
         picks = [rng.choice(spaces if rng.random() < 0.4 else words) for _ in range(rng.randint(1, 12))]
         yield "".join(picks)
@@ -149,13 +240,17 @@ def compare(name, variant, meta, tool, lines):
             theirs.encode_special_tokens = not special
             got = ours(tool, folder, lines, 1 if special else 0)
             for start in range(0, len(lines), 20000):
-                for i, want in enumerate(theirs.encode_batch_fast(lines[start : start + 20000], add_special_tokens=False)):
+                for i, want in enumerate(
+                    theirs.encode_batch_fast(lines[start : start + 20000], add_special_tokens=False)
+                ):
                     if got[start + i] != " ".join(map(str, want.ids)):
                         wrong += 1
                         if wrong <= 5:
                             text = lines[start + i]
-                            print(f"  {name}, special {special}: {text[:200]!r}\n    ours   {got[start + i][:300]}\n"
-                                  f"    theirs {' '.join(map(str, want.ids))[:300]}")
+                            print(
+                                f"  {name}, special {special}: {text[:200]!r}\n    ours   {got[start + i][:300]}\n"
+                                f"    theirs {' '.join(map(str, want.ids))[:300]}"
+                            )
     print(f"{name}: {2 * len(lines)} encodings, {wrong} differ", flush=True)
     return wrong
 

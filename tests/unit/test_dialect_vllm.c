@@ -40,17 +40,18 @@ static void fields(void **state) {
 static void body_let_go(void **state) {
     struct ask ask;
     case_ask(&ask, ASK_GENERATE,
-             "{\"prompt\":\"abc\",\"n\":2,\"stop\":[\"x\",\"yz\"],\"junk\":[1,2,[3]],\"parameters\":{\"a\":[1],\"stop\":[1,{}]},"
+             "{\"prompt\":\"abc\",\"n\":2,\"stop\":[\"x\",\"yz\"],\"junk\":[1,2,[3]],\"parameters\":{\"a\":[1],"
+             "\"stop\":[1,{}]},"
              "\"rid\":[0,[1]]}");
     char *left = cJSON_PrintUnformatted(ask.tree);
-    assert_string_equal(left,
-                        "{\"prompt\":\"abc\",\"stop\":[\"x\",\"yz\"],\"parameters\":{\"stop\":[]},\"rid\":[]}");
+    assert_string_equal(left, "{\"prompt\":\"abc\",\"stop\":[\"x\",\"yz\"],\"parameters\":{\"stop\":[]},\"rid\":[]}");
     cJSON_free(left);
     assert_string_equal(ask.prompts[0].text, "abc");
     assert_string_equal(ask.stops[1], "yz");
     ask_deinit(&ask);
-    case_ask(&ask, ASK_GENERATE,
-             "{\"text\":[\"ab\",\"c\"],\"rid\":[\"q\",\"r\"],\"sampling_params\":{\"n\":1,\"stop\":\"s\"},\"junk\":\"j\"}");
+    case_ask(
+        &ask, ASK_GENERATE,
+        "{\"text\":[\"ab\",\"c\"],\"rid\":[\"q\",\"r\"],\"sampling_params\":{\"n\":1,\"stop\":\"s\"},\"junk\":\"j\"}");
     left = cJSON_PrintUnformatted(ask.tree);
     assert_string_equal(left, "{\"text\":[\"ab\",\"c\"],\"rid\":[\"q\",\"r\"],\"sampling_params\":{\"stop\":\"s\"}}");
     cJSON_free(left);
@@ -224,10 +225,9 @@ static void errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields),
-        cmocka_unit_test(body_let_go),
-        cmocka_unit_test(defaults), cmocka_unit_test(refusals), cmocka_unit_test(too_long),
-        cmocka_unit_test(reply),  cmocka_unit_test(stream),   cmocka_unit_test(errors),
+        cmocka_unit_test(fields),   cmocka_unit_test(body_let_go), cmocka_unit_test(defaults),
+        cmocka_unit_test(refusals), cmocka_unit_test(too_long),    cmocka_unit_test(reply),
+        cmocka_unit_test(stream),   cmocka_unit_test(errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -466,8 +466,8 @@ static void test_left_open_of_one_letter(void **state) {
     buf_append_str(&messages, "\"}]");
     for (int i = 0; i < user + assistant; i++) buf_append_char(&want, 'a');
     check_render(text, messages.data, false, true, want.data);
-    check_render(text, "[{\"role\":\"user\",\"content\":\"abababa\"},{\"role\":\"assistant\",\"content\":\"aba\"}]", false,
-                 true, "abababaaba");
+    check_render(text, "[{\"role\":\"user\",\"content\":\"abababa\"},{\"role\":\"assistant\",\"content\":\"aba\"}]",
+                 false, true, "abababaaba");
     buf_deinit(&messages);
     buf_deinit(&want);
     text_close(text);
