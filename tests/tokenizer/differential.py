@@ -4,8 +4,9 @@ pre-tokenizer that we have by hand, under a pattern that goes through PCRE2, wit
 
     python3 tests/tokenizer/differential.py [--full] [--tool build/tools/tokenize] [--model FILE.gguf] [--seed N]
 
-With NFC only characters that this machine's Unicode knows are compared. Every text is encoded by both with special tokens
-parsed and as plain text. Without the package it says "skipped" and ends with 0. --full takes every scalar value alone as well (a million lines for each tokenizer).
+With NFC only characters that this machine's Unicode knows are compared. Every text is encoded by both with special
+tokens parsed and as plain text. Without the package it says "skipped" and ends with 0. --full takes every scalar
+value alone as well (a million lines for each tokenizer).
 """
 
 import argparse
