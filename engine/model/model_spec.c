@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "engine/model/model_files.h"
+#include "kernels/attention_plan.h"
 
 /* Generous bounds: ten times the largest model known, small enough that products of two fit in 62 bits. */
 static const struct bound {
@@ -68,7 +69,11 @@ int model_spec_check(const struct model_spec *spec, struct err *err) {
     if (rc == 0) rc = number_check("logit soft cap", (double)spec->logit_soft_cap, 0, 1e6, err);
     if (rc == 0) rc = number_check("embedding scale", (double)spec->embed_scale, 1e-6, 1e6, err);
     if (rc == 0) rc = number_check("residual scale", (double)spec->residual_scale, 1e-6, 1e6, err);
-    return rc ? rc : number_check("logit scale", (double)spec->logit_scale, 1e-9, 1e6, err);
+    if (rc == 0) rc = number_check("logit scale", (double)spec->logit_scale, 1e-9, 1e6, err);
+    if (rc == 0 && (spec->head_dim % 8 != 0 || spec->head_dim > ATTENTION_HEAD_DIM_MAX)) /* or attention would not run */
+        rc = err_set(err, ERR_UNSUPPORTED, "a head size of %d is not supported (multiples of 8 up to %d are)",
+                     spec->head_dim, ATTENTION_HEAD_DIM_MAX);
+    return rc;
 }
 
 /* ---- rope -------------------------------------------------------------------------------------------------------- */

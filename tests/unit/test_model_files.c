@@ -119,6 +119,8 @@ static void test_config_refused(void **state) {
         {LLAMA ",\"rope_theta\":1e999}", "", ERR_INVALID},
         {LLAMA ",\"head_dim\":15}", "rope dimensions", ERR_INVALID},
         {LLAMA ",\"head_dim\":100000}", "head size", ERR_INVALID},
+        {LLAMA ",\"head_dim\":12}", "a head size of 12 is not supported", ERR_UNSUPPORTED},
+        {LLAMA ",\"head_dim\":520}", "a head size of 520 is not supported", ERR_UNSUPPORTED},
         {LLAMA ",\"num_key_value_heads\":3}", "do not divide", ERR_INVALID},
         {LLAMA ",\"num_key_value_heads\":0}", "KV heads", ERR_INVALID},
         {LLAMA ",\"num_key_value_heads\":-1}", "num_key_value_heads", ERR_INVALID},
