@@ -101,7 +101,7 @@ int engine_submit(struct engine *engine, const struct request *request, struct e
     if (!rc) rc = request_fits(engine, request, err);
     if (!rc && atomic_load(&engine->closed)) rc = err_set(err, ERR_CLOSED, "the server takes no new requests");
     if (!rc &&
-        atomic_load(&engine->inbox_requests) + atomic_load(&engine->waiting) >= engine->options.max_queued_requests)
+        atomic_load(&engine->inbox_requests) + atomic_load(&engine->queued) >= engine->options.max_queued_requests)
         rc = err_set(err, ERR_EXHAUSTED, "the queue is full: %d requests wait", engine->options.max_queued_requests);
     if (rc) {
         atomic_fetch_add(&engine->refused, 1);

@@ -15,6 +15,8 @@
 #define HEARTBEAT_NS (100 * NS_PER_MS)
 #define RATE_DECAY   0.1 /* weight of the newest step in the measured rates */
 
+#define EVENTS_KEEP_BYTES ((size_t)4 * 1024 * 1024) /* a larger buffer of events is given back */
+
 /* ---- admissions ---------------------------------------------------------------------------------------------------
  */
 
@@ -80,17 +82,17 @@ static void drain_begin(struct engine *engine, int64_t deadline_ns) {
     engine->drain_deadline_ns = deadline_ns > 0 ? deadline_ns : 1;
 }
 
-static void waiting_publish(struct engine *engine) {
+static void queued_publish(struct engine *engine) {
     struct sched_stats stats;
     sched_stats(engine->sched, &stats);
-    atomic_store(&engine->waiting, stats.waiting);
+    atomic_store(&engine->queued, stats.queued);
 }
 
 static void message_handle(struct engine *engine, struct message *message, int64_t now_ns) {
     switch (message->kind) {
     case MESSAGE_SUBMIT:
         submit_take(engine, message->request, now_ns);
-        waiting_publish(engine);
+        queued_publish(engine);
         atomic_fetch_sub(&engine->inbox_requests, 1);
         break;
     case MESSAGE_CANCEL:
@@ -192,7 +194,10 @@ static void outputs_take(struct engine *engine) {
 static void events_send(struct engine *engine) {
     if (engine->events.bytes == 0) return;
     engine->options.on_events(engine->options.user, engine->events.data, engine->events.bytes);
-    buf_clear(&engine->events);
+    if (engine->events.capacity > EVENTS_KEEP_BYTES)
+        buf_deinit(&engine->events); /* whole answers came at once */
+    else
+        buf_clear(&engine->events);
 }
 
 /* ---- figures ------------------------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ static void snapshot_publish(struct engine *engine) {
     s->prefix_hit_tokens = sched.prefix_hit_tokens;
     s->prompt_tokens = sched.prompt_tokens_computed;
     s->generation_tokens = sched.output_tokens;
-    atomic_store(&engine->waiting, sched.waiting);
+    atomic_store(&engine->queued, sched.queued);
     pthread_mutex_lock(&engine->mutex);
     engine->snapshot = *s;
     pthread_mutex_unlock(&engine->mutex);

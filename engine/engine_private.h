@@ -41,7 +41,7 @@ struct engine {
 
     struct queue inbox;        /* any thread → engine thread */
     atomic_int inbox_requests; /* submits on their way */
-    atomic_int waiting;        /* as the scheduler last said */
+    atomic_int queued;         /* requests, as the scheduler last said */
     atomic_bool closed;        /* draining, closing or dead: no new requests */
     atomic_uint_fast64_t submitted, refused;
     atomic_int_fast64_t prompt_tokens_left, output_tokens_left; /* of requests in the engine, for Retry-After */

@@ -119,8 +119,11 @@ int engine_build(struct engine *engine, struct err *err) {
     if ((rc = pages_decide(engine, &limits, &memory, &pages_total, err))) return rc;
     info_fill(engine, spec, &limits, &memory, pages_total);
     phase_add(&engine->info, "plan", &since_ns);
-    struct model_options options = {
-        .limits = limits, .pages_total = pages_total, .dummy_weights = o->dummy_weights, .seed = o->seed};
+    struct model_options options = {.limits = limits,
+                                    .pages_total = pages_total,
+                                    .dummy_weights = o->dummy_weights,
+                                    .seed = o->seed,
+                                    .alive_ns = &engine->heartbeat_ns};
     if ((rc = model_open(engine->files, engine->backend, &options, &engine->model, err))) return rc;
     phase_add(&engine->info, "weights", &since_ns);
     if ((rc = sched_build(engine, &limits, pages_total, err))) return rc;

@@ -90,6 +90,7 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
     model->spec = files->spec;
     model->limits = options->limits;
     model->pages_total = options->pages_total;
+    model->alive_ns = options->alive_ns;
     model->sample_vocab = options->sample_vocab ? options->sample_vocab : model->spec.vocab;
     model->act_bytes = (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
     if (options->limits.page_size > 0)

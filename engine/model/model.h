@@ -6,6 +6,7 @@
 #ifndef QUIRE_MODEL_MODEL_H
 #define QUIRE_MODEL_MODEL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -86,6 +87,9 @@ struct model_options {
     int32_t sample_vocab;
     bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
     uint64_t seed;
+    /* Where the pass notes the time after each layer, so that a step of a minute on a slow machine is not taken for a
+     * dead thread; outlives the model. NULL: nowhere. */
+    atomic_int_fast64_t *alive_ns;
 };
 
 /* Binds and prepares the weights, allocates workspace and the KV pool. After it nothing more is allocated. */

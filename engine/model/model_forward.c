@@ -1,6 +1,7 @@
 /* The forward pass: one pass for every decoder that struct model_spec can say. Everything that a row computes depends
  * on that row alone, so a batch may be cut anywhere without changing a bit. */
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "engine/model/model_private.h"
 
 /* One step's pass; `rc` keeps the first error and every stage after it is skipped. */
@@ -273,7 +274,10 @@ int model_forward(struct model *model, const struct batch *batch, struct arena *
                      .shape = {batch->q_start, batch->kv_len, batch->slots, batch->seqs, batch->tokens}};
     plans_build(&p, arena);
     embed(&p);
-    for (int32_t layer = 0; p.rc == 0 && layer < model->spec.layers; layer++) run_layer(&p, layer);
+    for (int32_t layer = 0; p.rc == 0 && layer < model->spec.layers; layer++) {
+        run_layer(&p, layer);
+        if (model->alive_ns) atomic_store(model->alive_ns, clock_now_ns());
+    }
     logits(&p);
     return p.rc;
 }

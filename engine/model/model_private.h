@@ -46,6 +46,7 @@ struct model {
     struct model_limits limits;
     int32_t pages_total, max_pages, sample_vocab;
     size_t act_bytes; /* of one activation */
+    atomic_int_fast64_t *alive_ns;
 
     struct weight *embed, *output; /* [vocab, hidden]; the same when tied */
     struct layer_weights layers[MODEL_LAYERS_MAX];

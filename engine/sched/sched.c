@@ -295,6 +295,7 @@ void sched_stats(const struct sched *sched, struct sched_stats *out) {
     *out = (struct sched_stats){
         .running = sched->running.count,
         .waiting = sched->waiting.count,
+        .queued = sched->queued_groups,
         .pages_total = pages.pages_total,
         .pages_free = pages.pages_free,
         .pages_cached = pages.pages_cached,

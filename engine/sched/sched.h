@@ -56,7 +56,8 @@ struct sched_output {
 };
 
 struct sched_stats {
-    int32_t running, waiting;                                  /* sequences with a slot; sequences without */
+    int32_t running, waiting; /* sequences with a slot; sequences without */
+    int32_t queued;           /* requests none of whose sequences ever had one: what max_queued_requests bounds */
     int32_t pages_total, pages_free, pages_cached, pages_held; /* free + cached + held = total, the dummy not counted */
     uint64_t preemptions, prefix_queried_tokens, prefix_hit_tokens, steps;
     uint64_t prompt_tokens_computed, output_tokens;

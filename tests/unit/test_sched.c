@@ -35,7 +35,12 @@ static void the_queue_is_bounded(void **state) {
     for (int i = 0; i < 8; i++) assert_int_not_equal(submit(&w, (struct ask){.prompt = 3, .max_tokens = 4}, &err), 0);
     assert_int_equal(submit(&w, (struct ask){.prompt = 3, .max_tokens = 4}, &err), 0);
     assert_int_equal(err.code, ERR_EXHAUSTED);
+    struct sched_stats stats;
+    sched_stats(w.sched, &stats);
+    assert_int_equal(stats.queued, 8);
     turn(&w); /* four of them run now */
+    sched_stats(w.sched, &stats);
+    assert_int_equal(stats.queued, 4);
     for (int i = 0; i < 4; i++) assert_int_not_equal(submit(&w, (struct ask){.prompt = 3, .max_tokens = 4}, &err), 0);
     assert_int_equal(submit(&w, (struct ask){.prompt = 3, .max_tokens = 4}, &err), 0);
     run_to_end(&w, 200);
