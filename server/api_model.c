@@ -188,7 +188,8 @@ int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, 
     if (!rc) rc = ask_read_ids(tokens, "tokens", view->vocab, REQUEST_PROMPT_MAX, &ids, &count, err);
     if (!rc) {
         text_decode(view->text, ids, count, false, &text);
-        member_str(out, "{\"prompt\":", text.data ? text.data : "");
+        buf_append_str(out, "{\"prompt\":");
+        json_write_str(out, text.data ? text.data : "", text.bytes); /* a token may be a NUL */
         buf_append_char(out, '}');
     }
     buf_deinit(&text);

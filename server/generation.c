@@ -1,5 +1,6 @@
 #include "server/generation_private.h"
 
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,6 +10,8 @@
 #include "server/dialect.h"
 #include "server/metrics.h"
 #include "server/options.h"
+
+#define OUT_KEEP_BYTES ((size_t)1024 * 1024)
 
 struct generations *generations_open(struct app *app) {
     struct generations *all = mem_zalloc(1, sizeof *all);
@@ -205,6 +208,14 @@ static void timing_headers(const struct generation *g, bool whole) {
     }
 }
 
+/* A whole answer may have been many megabytes; the transport has its own copy. */
+static void out_settle(struct buf *out) {
+    if (out->capacity > OUT_KEEP_BYTES)
+        buf_deinit(out);
+    else
+        buf_clear(out);
+}
+
 /* All samples have ended and nothing is held back. Frees g. */
 static void generation_finish(struct generation *g) {
     struct buf *out = &g->app->generations->out;
@@ -227,6 +238,7 @@ static void generation_finish(struct generation *g) {
         if (g->ask.dialect == &dialect_tgi) timing_headers(g, true);
         http_reply(exchange, 200, "application/json", out->data, out->bytes);
     }
+    out_settle(out);
     generation_free(g);
 }
 
@@ -341,14 +353,24 @@ void generation_events(struct app *app, const void *records, size_t bytes) {
 
 /* ---- by name ---------------------------------------------------------------------------------------------------- */
 
+/* Does `label` name prompt i: as the client named the request, as replies show it, or by a name of its own? */
+static bool prompt_named(const struct generation *g, int32_t i, const char *label) {
+    const struct cJSON *own = g->ask.labels ? cJSON_GetArrayItem(g->ask.labels, i) : NULL;
+    return strcmp(g->answer.id, label) == 0 || strcmp(g->answer.id + g->label_at, label) == 0 ||
+           (own && strcmp(own->valuestring, label) == 0);
+}
+
 int32_t generation_abort(struct app *app, const char *label) {
     struct generation *g;
     int32_t count = 0;
     for (g = app->generations->first; g; g = g->next) {
-        if (!g->submitted || (label && strcmp(g->answer.id, label) != 0)) continue;
-        for (int32_t i = 0; i < g->ask.prompt_count; i++)
+        bool named = false;
+        for (int32_t i = 0; g->submitted && i < g->ask.prompt_count; i++) {
+            if (label && !prompt_named(g, i, label)) continue;
             if (g->unfinished[i] > 0) engine_cancel(app->engine, g->first_id + (uint64_t)i);
-        count++;
+            named = true;
+        }
+        count += named;
     }
     return count;
 }

@@ -31,6 +31,7 @@ static void label_make(struct generation *g) {
                          : g->ask.dialect == &dialect_completions ? "cmpl-"
                                                                   : "";
     const char *header = http_header(g->exchange, "x-request-id");
+    g->label_at = strlen(prefix);
     if (!g->ask.label && header && ask_label_ok(header)) g->ask.label = header;
     if (g->ask.label) {
         snprintf(g->answer.id, sizeof g->answer.id, "%s%s", prefix, g->ask.label);

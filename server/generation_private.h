@@ -14,6 +14,7 @@ struct generation {
     struct ask ask;
     struct ask_view view;
     struct answer answer;
+    size_t label_at; /* of the client's label in answer.id, behind the dialect's prefix */
     uint64_t first_id;   /* prompt i is first_id + i; 0: not submitted */
     int32_t *unfinished; /* [prompts] samples that have not ended */
     bool submitted, begun, stalled, dirty, busy, gone;

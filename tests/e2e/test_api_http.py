@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import unittest
 
@@ -204,6 +205,10 @@ class OpenAi(unittest.TestCase):
         self.assertEqual(reply["count"], len(reply["tokens"]))
         self.assertEqual(len(reply["token_strs"]), reply["count"])
         self.assertEqual(server.post("/detokenize", {"tokens": reply["tokens"]}).json(), {"prompt": text})
+        if not server.fake:  # a NUL is a token like any other
+            letter = server.post("/tokenize", {"prompt": "a"}).json()["tokens"]
+            reply_nul = server.post("/detokenize", {"tokens": [190] + letter}).json()
+            self.assertEqual(reply_nul, {"prompt": "\0a"})
         chat = server.post("/tokenize", {"messages": [{"role": "user", "content": text}]}).json()
         self.assertGreater(chat["count"], reply["count"])
         # Longer than the context and than what is read on the loop.
@@ -387,8 +392,26 @@ class Leaving(unittest.TestCase):
                 data = (data + piece)[-4096:]
             self.assertIn(b'"type":"abort"', data)
             sock.close()
+            self.abort_others(slow)
         finally:
             slow.close()
+
+    def abort_others(self, slow):
+        """A chat by the client's own label, without the prefix of the reply's id; one prompt of a list by its rid."""
+        chat = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 2000, "ignore_eos": True, "request_id": "my-chat"}
+        two = {"text": ["Count", "Count"], "rid": ["one", "two"], "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
+        replies = {}
+        for path, body, label in (("/v1/chat/completions", chat, "my-chat"), ("/generate", two, "two")):
+            thread = threading.Thread(target=lambda p=path, b=body: replies.update({p: slow.post(p, b).json()}))
+            thread.start()
+            slow.until(lambda: slow.get("/load").json() == {"server_load": 1})
+            time.sleep(0.2)
+            self.assertEqual(slow.post("/abort_request", {"rid": "one-of-nobody"}).json(), {"aborted": 0})
+            self.assertEqual(slow.post("/abort_request", {"rid": label}).json(), {"aborted": 1})
+            thread.join(20)
+        self.assertEqual(replies["/v1/chat/completions"]["choices"][0]["finish_reason"], "abort")
+        ends = [answer["meta_info"]["finish_reason"]["type"] for answer in replies["/generate"]]
+        self.assertEqual(ends, ["length", "abort"])
 
     def test_slow_reader(self):
         """A client that does not read holds nothing up, and reads the same text later in fewer, longer chunks."""
