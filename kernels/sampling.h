@@ -41,7 +41,7 @@ struct sample_row {
 };
 
 struct sample_result {
-    int32_t id;    /* -1: the row held NaN or no finite logit */
+    int32_t id;    /* -1: the row held NaN or +inf, or no finite logit */
     float logprob; /* of id, from the raw logits; only when asked for */
     int32_t rank;  /* 1 + how many raw logits are larger; only when log-probabilities were asked for */
     int32_t top_count;
