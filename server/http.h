@@ -26,7 +26,8 @@ struct http_limits {
     size_t header_bytes;   /* request line and fields, 16 KiB; over: 431 (414 for the target over 8 KiB) */
     int32_t header_fields; /* 100 */
     size_t body_bytes;     /* over, by Content-Length or while reading: 413 */
-    size_t output_bytes; /* buffered for one connection; a stream over it is told to wait, over 4 times it is closed */
+    /* Buffered for one connection: a stream over it is told to wait; one that writes on, beyond 4 times, is closed. */
+    size_t output_bytes;
     int32_t connections; /* over: 503 and close */
     int32_t chunks;      /* of a chunked body */
     size_t body_total_bytes; /* of all bodies in memory, from the first byte until they are dropped; over: 503 */

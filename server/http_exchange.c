@@ -220,14 +220,16 @@ size_t http_stream_write(struct http_exchange *x, const void *data, size_t bytes
     CHECK(x->begun);
     if (bytes == 0 || x->method == HTTP_HEAD_ || conn->broken) return http_conn_pending(conn);
     x->bytes_out += bytes;
+    size_t before = http_conn_pending(conn);
     if (x->chunked)
         chunk_write(&conn->out, data, bytes);
     else
         buf_append(&conn->out, data, bytes);
     size_t pending = http_conn_pending(conn), limit = conn->core->limits.output_bytes;
     if (pending > limit) conn->over = true;
-    if (pending > 4 * limit) {
-        /* The route did not hold back, or could not: the connection is dropped at the end of the turn. */
+    if (pending > 4 * limit && before > limit) {
+        /* The route was told to wait and wrote on: the connection is dropped at the end of the turn. A single chunk may
+         * be larger (streams that repeat everything so far), and is no fault of a client that reads. */
         conn->broken = true;
         buf_deinit(&conn->out);
     }

@@ -87,7 +87,7 @@ const struct option_row option_rows[] = {
     {"max-header-bytes", OPTION_BYTES, AT(max_header_bytes), KIB, MIB, "16K", {0}, "BYTES",
      "longest request line and header fields; above it 431", "Server"},
     {"max-output-bytes", OPTION_BYTES, AT(max_output_bytes), 16 * KIB, KIB * MIB, "1M", {0}, "BYTES",
-     "output kept for one slow reader before its request is held back; at four times this it is dropped", "Server"},
+     "output kept for one slow reader before its request is held back", "Server"},
 };
 /* clang-format on */
 const int32_t option_row_count = (int32_t)(sizeof option_rows / sizeof *option_rows);
