@@ -34,8 +34,8 @@ void generation_events(struct app *app, const void *records, size_t bytes);
 /* Those running or being prepared. */
 int32_t generation_count(const struct app *app);
 
-/* Ends those whose label (X-Request-Id, request_id or rid, also as the reply's id shows it) is `label`, of a list with a
- * rid for each prompt the prompts of that name; NULL: all. Returns how many requests it met. */
+/* Ends those whose label (X-Request-Id, request_id or rid, also as the reply's id shows it) is `label`, of a list with
+ * a rid for each prompt the prompts of that name; NULL: all. Returns how many requests it met. */
 int32_t generation_abort(struct app *app, const char *label);
 
 /* What requests are read against; app->engine is open. */

@@ -70,7 +70,8 @@ int model_spec_check(const struct model_spec *spec, struct err *err) {
     if (rc == 0) rc = number_check("embedding scale", (double)spec->embed_scale, 1e-6, 1e6, err);
     if (rc == 0) rc = number_check("residual scale", (double)spec->residual_scale, 1e-6, 1e6, err);
     if (rc == 0) rc = number_check("logit scale", (double)spec->logit_scale, 1e-9, 1e6, err);
-    if (rc == 0 && (spec->head_dim % 8 != 0 || spec->head_dim > ATTENTION_HEAD_DIM_MAX)) /* or attention would not run */
+    /* What attention cannot run is refused here. */
+    if (rc == 0 && (spec->head_dim % 8 != 0 || spec->head_dim > ATTENTION_HEAD_DIM_MAX))
         rc = err_set(err, ERR_UNSUPPORTED, "a head size of %d is not supported (multiples of 8 up to %d are)",
                      spec->head_dim, ATTENTION_HEAD_DIM_MAX);
     return rc;

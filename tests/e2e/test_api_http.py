@@ -398,8 +398,10 @@ class Leaving(unittest.TestCase):
 
     def abort_others(self, slow):
         """A chat by the client's own label, without the prefix of the reply's id; one prompt of a list by its rid."""
-        chat = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 2000, "ignore_eos": True, "request_id": "my-chat"}
-        two = {"text": ["Count", "Count"], "rid": ["one", "two"], "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
+        chat = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 2000, "ignore_eos": True,
+                "request_id": "my-chat"}
+        two = {"text": ["Count", "Count"], "rid": ["one", "two"],
+               "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
         replies = {}
         for path, body, label in (("/v1/chat/completions", chat, "my-chat"), ("/generate", two, "two")):
             thread = threading.Thread(target=lambda p=path, b=body: replies.update({p: slow.post(p, b).json()}))
