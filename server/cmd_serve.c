@@ -18,6 +18,7 @@
 
 #define DRAIN_TICK_MS  20
 #define DRAIN_GRACE_NS (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
+#define DRAIN_HURRY_NS (NS_PER_SECOND / 2) /* after a second signal */
 #define DRAIN_READ_NS  (NS_PER_SECOND / 4) /* for clients to read what is written and close */
 #define SILENT_SECONDS 30                  /* without a heartbeat the engine is taken for dead */
 #define FILES_BESIDE   128                 /* open files that are no connections, and those told 503 */
@@ -52,7 +53,10 @@ static void on_drain_tick(uv_timer_t *timer) {
     bool read =
         http_server_connections(serve->app.http) == 0 || (written && now_ns - serve->written_ns > DRAIN_READ_NS);
     if (!read && !late) return;
-    log_info("stopped", "requests_cut=%d", api_running(&serve->app));
+    struct engine_stats stats;
+    uint64_t cut = (uint64_t)api_running(&serve->app);
+    if (serve_stats(serve, &stats)) cut += stats.finished[FINISH_SHUTDOWN];
+    log_info("stopped", "requests_cut=%llu", (unsigned long long)cut);
     loop_stop(serve, SERVE_EXIT_OK);
 }
 
@@ -67,18 +71,30 @@ static void drain_begin(struct serve *serve, int signum) {
     uv_timer_start(&serve->drain, on_drain_tick, 0, DRAIN_TICK_MS);
 }
 
+/* The second signal: what runs is cut now, and streams still get their last event. The third does not even wait for
+ * that. */
+static void drain_hurry(struct serve *serve, int signum) {
+    int64_t now_ns = clock_now_ns();
+    if (serve->hurried || !serve->app.engine) {
+        loop_stop(serve, SERVE_EXIT_OK);
+        return;
+    }
+    serve->hurried = true;
+    log_warning("second signal: ending now", "signal=%d running=%d", signum, api_running(&serve->app));
+    serve->drain_until_ns = now_ns + DRAIN_HURRY_NS - DRAIN_GRACE_NS;
+    engine_drain(serve->app.engine, now_ns);
+}
+
 static void on_signal(uv_signal_t *handle, int signum) {
     struct serve *serve = handle->data;
     if (serve->load.started && !atomic_load(&serve->load.finished)) {
         log_info("stopped while loading", "signal=%d", signum);
         _exit(SERVE_EXIT_OK); /* the loading thread cannot be interrupted, and owns nothing outside this process */
     }
-    if (serve->app.draining) {
-        log_warning("second signal: ending now", "signal=%d", signum);
-        loop_stop(serve, SERVE_EXIT_OK);
-        return;
-    }
-    drain_begin(serve, signum);
+    if (serve->app.draining)
+        drain_hurry(serve, signum);
+    else
+        drain_begin(serve, signum);
 }
 
 /* Every second: health, a dead engine, the line of rates. */

@@ -63,7 +63,7 @@ struct serve {
     double start_seconds; /* to ready */
     int32_t seconds;      /* ticks, for the line every ten */
     int exit_code;
-    bool ready, ending;
+    bool ready, ending, hurried; /* hurried: a second signal came */
 };
 
 /* serve_http.c: the transport's callbacks; `user` is the struct serve. */

@@ -84,14 +84,31 @@ class Life(unittest.TestCase):
 
     def test_second_signal(self):
         with Server("--shutdown-timeout", "60", env={"QUIRE_FAKE_STEP_US": "5000"}) as server:
-            sock, _ = begin_stream(server, 8000)
+            sock, data = begin_stream(server, 8000)
             server.signal()
             server.wait_line("shutting down")
             begun = time.monotonic()
             server.signal()
+            reply = read_reply(sock, data)
+            self.assertRegex(reply.body.decode(), r'"finish_reason":"\w+"|"error"')
+            self.assertTrue(reply.body.endswith(b"data: [DONE]\n\n"))
+            self.assertTrue(closed(sock))
+            sock.close()
             self.assertEqual(server.process.wait(5), 0)
             self.assertLess(time.monotonic() - begun, 1)
-            self.assertTrue(closed(sock))
+            self.assertIn("requests_cut=1", server.wait_line("stopped"))
+
+    def test_third_signal(self):
+        """A reader that takes nothing cannot keep the server from ending."""
+        with Server("--shutdown-timeout", "60", env={"QUIRE_FAKE_STEP_US": "5000"}) as server:
+            sock, _ = begin_stream(server, 8000)
+            for line in ("shutting down", "second signal"):
+                server.signal()
+                server.wait_line(line)
+            begun = time.monotonic()
+            server.signal()
+            self.assertEqual(server.process.wait(5), 0)
+            self.assertLess(time.monotonic() - begun, 1)
             sock.close()
 
     def test_idle_signal_is_quick(self):
