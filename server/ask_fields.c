@@ -67,6 +67,7 @@ int ask_read_model(struct ask *ask, const struct ask_view *view, const struct cJ
         ask->model = view->names[i];
         return 0;
     }
+    if (strcmp(model, "tgi") == 0) return 0; /* what TGI's clients say, whatever it serves */
     return err_set_field(err, ERR_NOT_FOUND, "model", "The model `%.128s` does not exist.", model);
 }
 

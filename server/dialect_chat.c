@@ -105,7 +105,7 @@ static void chat_reply(const struct answer *answer, struct buf *out) {
         buf_append_char(out, i ? ',' : '[');
         choice_write(answer, i, out);
     }
-    buf_append_str(out, "],\"usage\":");
+    buf_append_str(out, "],\"system_fingerprint\":\"quire-" QUIRE_VERSION "\",\"usage\":"); /* TGI's client needs it */
     openai_usage(answer, out);
     buf_append_char(out, '}');
 }

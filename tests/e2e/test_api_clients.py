@@ -128,6 +128,12 @@ class Tgi(unittest.TestCase):
         self.refused = ValidationError
         self.client = text_generation.Client(server.url, timeout=60)
 
+    def test_chat(self):
+        """It names the model "tgi", whatever is served."""
+        reply = self.client.chat(messages=[{"role": "user", "content": "hi"}], max_tokens=4, seed=1)
+        self.assertEqual(reply.choices[0].message.role, "assistant")
+        self.assertTrue(reply.system_fingerprint)
+
     def test_generate(self):
         reply = self.client.generate(FRANCE, max_new_tokens=8)
         self.assertEqual(reply.details.generated_tokens, 8)

@@ -29,6 +29,8 @@ static void messages(void **state) {
              "\"max_completion_tokens\":6}");
     assert_int_equal(ask.requests[0]->max_tokens, 6);
     prompt_is(&ask, "user:U|");
+    case_ask(&ask, ASK_CHAT, "{\"model\":\"tgi\",\"messages\":[{\"role\":\"user\",\"content\":\"U\"}]}");
+    prompt_is(&ask, "user:U|assistant:");
     case_ask(&ask, ASK_CHAT,
              "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"function\":{\"name\":\"f\","
              "\"arguments\":"
@@ -87,6 +89,7 @@ static void refusals(void **state) {
 #define HEAD "{\"id\":\"id-1\",\"object\":\"chat.completion\",\"created\":1234,\"model\":\"served\",\"choices\":["
 #define CHUNK                                                                                                          \
     "data: {\"id\":\"id-1\",\"object\":\"chat.completion.chunk\",\"created\":1234,\"model\":\"served\",\"choices\":["
+#define FINGERPRINT "\"system_fingerprint\":\"quire-" QUIRE_VERSION "\","
 #define USAGE                                                                                                          \
     "\"usage\":{\"prompt_tokens\":17,\"completion_tokens\":2,\"total_tokens\":19,\"prompt_tokens_details\":{\"cached_" \
     "tokens\":2}}"
@@ -98,19 +101,20 @@ static void reply(void **state) {
     assert_string_equal(
         case_reply(&run),
         HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},\"logprobs\":null,"
-             "\"finish_reason\":\"stop\",\"stop_reason\":null}]," USAGE "}");
+             "\"finish_reason\":\"stop\",\"stop_reason\":null}]," FINGERPRINT USAGE "}");
     case_end(&run);
     case_begin(&run, ASK_CHAT, BODY ",\"logprobs\":true,\"top_logprobs\":2}");
     case_event(&run, 0, "x\xC3", "x", FINISH_LENGTH, STOP_NONE, 0);
-    assert_string_equal(case_reply(&run), HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\","
-                                               "\"refusal\":null},\"logprobs\":{\"content\":["
-                                               "{\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120],\"top_logprobs\":[{"
-                                               "\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120]},"
-                                               "{\"token\":\"y\",\"logprob\":-1.25,\"bytes\":[121]}]},"
-                                               "{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195],\"top_"
-                                               "logprobs\":[{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195]},"
-                                               "{\"token\":\"\uFFFD\",\"logprob\":-1.25,\"bytes\":[196]}]}]},"
-                                               "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE "}");
+    assert_string_equal(case_reply(&run),
+                        HEAD "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"x\","
+                             "\"refusal\":null},\"logprobs\":{\"content\":["
+                             "{\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120],\"top_logprobs\":[{"
+                             "\"token\":\"x\",\"logprob\":-0.5,\"bytes\":[120]},"
+                             "{\"token\":\"y\",\"logprob\":-1.25,\"bytes\":[121]}]},"
+                             "{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195],\"top_"
+                             "logprobs\":[{\"token\":\"\uFFFD\",\"logprob\":-0.5,\"bytes\":[195]},"
+                             "{\"token\":\"\uFFFD\",\"logprob\":-1.25,\"bytes\":[196]}]}]},"
+                             "\"finish_reason\":\"length\",\"stop_reason\":null}]," FINGERPRINT USAGE "}");
     case_end(&run);
 }
 
