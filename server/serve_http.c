@@ -134,14 +134,25 @@ static const char *refusal_text(const struct serve *serve, struct http_exchange 
     }
 }
 
+/* The transport says what is too long; the flag that says how long it may be is known here. */
+static const char *with_bound(const struct serve *serve, int status, const char *why, char *out, size_t bytes) {
+    const struct options *o = &serve->options;
+    bool body = status == 413;
+    if ((!body && status != 431) || !strstr(why, "than this server takes")) return why;
+    snprintf(out, bytes, "%s: %s is %zu", why, body ? "--max-body-bytes" : "--max-header-bytes",
+             body ? o->max_body_bytes : o->max_header_bytes);
+    return out;
+}
+
 static void on_refused(void *user, struct http_exchange *x, int status, const char *why, struct buf *body,
                        const char **content_type) {
     struct serve *serve = user;
+    char text[160];
     if (!why[0])
         why = refusal_text(serve, x, status);
     else if (status == 503)
         http_add_header(x, "Retry-After", "1");
-    api_error_body(http_path(x), status, why, body, content_type);
+    api_error_body(http_path(x), status, with_bound(serve, status, why, text, sizeof text), body, content_type);
 }
 
 static void on_done(void *user, struct http_exchange *x, int status, size_t bytes_out) {

@@ -71,7 +71,7 @@ class Transport(unittest.TestCase):
             reply = read_reply(sock)
             self.assertEqual(reply.status, 413)
             self.assertEqual(reply.headers["connection"], "close")
-            self.assertIn("error", json.loads(reply.body))
+            self.assertIn("--max-body-bytes is 16777216", json.loads(reply.body)["error"]["message"])
         self.alive()
 
     def test_decided_at_the_byte(self):
