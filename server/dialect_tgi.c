@@ -264,6 +264,7 @@ static const char *type_of(int status) {
     case 424:
         return "generation";
     case 500:
+    case 504:
         return "incomplete_generation";
     case 503:
         return "unhealthy";

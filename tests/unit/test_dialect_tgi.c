@@ -184,6 +184,9 @@ static void errors(void **state) {
     dialect_tgi.error_event(500, &err, &out);
     assert_string_equal(out.data, "data:{\"error\":\"full\",\"error_type\":\"incomplete_generation\"}\n\n");
     buf_clear(&out);
+    dialect_tgi.error_event(504, &err, &out); /* a deadline */
+    assert_string_equal(out.data, "data:{\"error\":\"full\",\"error_type\":\"incomplete_generation\"}\n\n");
+    buf_clear(&out);
     dialect_tgi.error(422, &err, &out);
     assert_string_equal(out.data, "{\"error\":\"full\",\"error_type\":\"validation\"}");
     buf_deinit(&out);
