@@ -23,7 +23,7 @@ static int limits_decide(const struct engine_options *o, const struct model_spec
     limits->max_model_len = o->max_model_len ? o->max_model_len : spec->context;
     if (limits->max_model_len > spec->context)
         return err_set_field(err, ERR_INVALID, "max-model-len",
-                             "the model was made for %d positions, %d were asked for", spec->context,
+                             "the model was made for %d positions, --max-model-len asks for %d", spec->context,
                              limits->max_model_len);
     limits->max_num_seqs = o->max_num_seqs;
     limits->max_num_batched_tokens = o->max_num_batched_tokens;
@@ -58,8 +58,9 @@ static int pages_decide(const struct engine *engine, const struct model_limits *
     }
     size_t pages = bytes / memory->kv_page_bytes;
     if (pages < 1)
-        return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes", "one page of %d tokens takes %zu bytes",
-                             limits->page_size, memory->kv_page_bytes);
+        return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes",
+                             "one page of %d tokens takes %zu bytes, --kv-cache-memory-bytes gives %zu",
+                             limits->page_size, memory->kv_page_bytes, bytes);
     if (pages > (size_t)INT32_MAX / 2) pages = (size_t)INT32_MAX / 2;
     *pages_total = (int32_t)pages + 1; /* page 0 is the dummy */
     return 0;

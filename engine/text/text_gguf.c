@@ -153,5 +153,7 @@ int text_load_gguf(struct text *text, const char *path, struct err *err) {
     if (code == 0) code = load_named(text, gguf, err);
     if (code == 0) code = load_template(text, gguf, err);
     gguf_close(gguf);
-    return code == 0 ? 0 : err_prefix(err, "%s", file_base_name(path));
+    const char *file = file_base_name(path);
+    if (code == 0 || strncmp(err->text, file, strlen(file)) == 0) return code; /* gguf_read_*() name it themselves */
+    return err_prefix(err, "%s", file);
 }
