@@ -158,7 +158,7 @@ static void write_rest(struct http_socket *k, size_t done, int64_t now_ns) {
     k->write = op;
     k->conn.in_flight = op->data.bytes - done;
     wait_add(s, k, WAIT_WRITE, 1, now_ns);
-    uv_buf_t piece = uv_buf_init(op->data.data + done, (unsigned)k->conn.in_flight);
+    uv_buf_t piece = {.base = op->data.data + done, .len = k->conn.in_flight};
     if (uv_write(&op->request, (uv_stream_t *)&k->tcp, &piece, 1, on_written) == 0) {
         k->write_left = write_unread(k);
         return;
@@ -172,7 +172,7 @@ static void write_rest(struct http_socket *k, size_t done, int64_t now_ns) {
 
 static void output_write(struct http_socket *k, int64_t now_ns) {
     struct buf *out = &k->conn.out;
-    uv_buf_t piece = uv_buf_init(out->data, (unsigned)out->bytes);
+    uv_buf_t piece = {.base = out->data, .len = out->bytes}; /* uv_buf_init would cut it at 4 GiB */
     int n = uv_try_write((uv_stream_t *)&k->tcp, &piece, 1);
     if (n < 0 && n != UV_EAGAIN) {
         http_conn_lost(&k->conn);
