@@ -9,6 +9,8 @@
 #include "server/generation.h"
 #include "server/options.h"
 
+#define ABORT_BYTES_MAX 8192 /* read on the loop */
+
 static void reply(struct http_exchange *exchange, int status, struct buf *out) {
     http_reply(exchange, status, "application/json", out->data, out->bytes);
     buf_deinit(out);
@@ -207,7 +209,10 @@ void api_abort(struct app *app, struct http_exchange *exchange) {
     struct err err = {0};
     struct buf out = {0};
     bool all = false;
-    int rc = json_parse(body, bytes, json_limits_request, &tree, &err);
+    int rc = 0;
+    if (bytes > ABORT_BYTES_MAX)
+        rc = err_set(&err, ERR_INVALID, "the body must have at most %d bytes, got %zu", ABORT_BYTES_MAX, bytes);
+    if (!rc) rc = json_parse(body, bytes, json_limits_request, &tree, &err);
     if (!rc) rc = json_read_str(tree, "rid", &rid, &err);
     if (!rc) rc = json_read_bool(tree, "abort_all", &all, &err);
     if (!rc && !all && !(rid && *rid)) rc = err_set_field(&err, ERR_INVALID, "rid", "rid or abort_all must be given");

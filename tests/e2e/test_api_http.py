@@ -409,6 +409,7 @@ class Leaving(unittest.TestCase):
             slow.until(lambda: slow.get("/load").json() == {"server_load": 1})
             time.sleep(0.2)
             self.assertEqual(slow.post("/abort_request", {"rid": "one-of-nobody"}).json(), {"aborted": 0})
+            self.assertEqual(slow.post("/abort_request", {"rid": "x" * 10000}).status, 400)
             self.assertEqual(slow.post("/abort_request", {"rid": label}).json(), {"aborted": 1})
             thread.join(20)
         self.assertEqual(replies["/v1/chat/completions"]["choices"][0]["finish_reason"], "abort")
