@@ -88,10 +88,10 @@ static int request_fits(const struct engine *engine, const struct request *reque
             err, ERR_INVALID, "max_tokens",
             "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all",
             info->max_model_len, request->prompt.count, request->max_tokens, (long long)total);
-    int64_t pages = (total + info->page_size - 1) / info->page_size;
+    int64_t pages = (total - 1 + info->page_size - 1) / info->page_size; /* the last token's KV is never needed */
     if (pages > info->pages_total - 1)
         return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "%lld tokens need %lld pages of %d tokens, and the KV pool has %d", (long long)total,
+                             "%lld tokens need %lld pages of %d tokens, and the KV pool has %d", (long long)total - 1,
                              (long long)pages, info->page_size, info->pages_total - 1);
     return 0;
 }

@@ -4,6 +4,7 @@
 
 #include "engine/base/arith.h"
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/engine_private.h"
 
@@ -66,6 +67,21 @@ static int pages_decide(const struct engine *engine, const struct model_limits *
     return 0;
 }
 
+/* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for too. */
+static int context_shrink(const struct engine_options *o, struct model_limits *limits, int32_t pages_total,
+                          struct err *err) {
+    int64_t pool_tokens = (int64_t)(pages_total - 1) * limits->page_size;
+    if (limits->max_model_len <= pool_tokens) return 0;
+    if (o->max_model_len || pool_tokens < 2)
+        return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes",
+                             "a KV pool of %d pages holds %lld tokens, one request of max-model-len %d does not fit",
+                             pages_total - 1, (long long)pool_tokens, limits->max_model_len);
+    log_warning("the KV pool holds less than one context: max-model-len shrinks to it", "from=%d to=%lld",
+                limits->max_model_len, (long long)pool_tokens);
+    limits->max_model_len = (int32_t)pool_tokens;
+    return 0;
+}
+
 static void info_fill(struct engine *engine, const struct model_spec *spec, const struct model_limits *limits,
                       const struct model_memory *memory, int32_t pages_total) {
     struct engine_info *info = &engine->info;
@@ -118,6 +134,8 @@ int engine_build(struct engine *engine, struct err *err) {
     if ((rc = limits_decide(o, spec, &limits, err))) return rc;
     if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
     if ((rc = pages_decide(engine, &limits, &memory, &pages_total, err))) return rc;
+    if ((rc = context_shrink(o, &limits, pages_total, err))) return rc;
+    if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
     info_fill(engine, spec, &limits, &memory, pages_total);
     phase_add(&engine->info, "plan", &since_ns);
     struct model_options options = {.limits = limits,

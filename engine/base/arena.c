@@ -50,6 +50,11 @@ static struct arena_chunk *chunk_get(struct arena *arena, size_t bytes) {
             *at = chunk->next;
             return chunk;
         }
+    if (arena->spare && bytes > ARENA_CHUNK_BYTES) { /* steps have grown: a small one gives way to the larger */
+        struct arena_chunk *chunk = arena->spare;
+        arena->spare = chunk->next;
+        mem_free(chunk);
+    }
     size_t capacity = bytes > ARENA_CHUNK_BYTES ? bytes : ARENA_CHUNK_BYTES;
     struct arena_chunk *chunk = mem_alloc(sizeof *chunk + capacity + ARENA_ALIGN);
     chunk->capacity = capacity;

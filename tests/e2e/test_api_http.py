@@ -220,8 +220,8 @@ class BadInput(unittest.TestCase):
         begin = time.monotonic()
         reply = server.post(path, body)
         took = time.monotonic() - begin
-        self.assertEqual(reply.status, status, (body, reply.body))
-        self.assertLess(took, 0.25, body)  # generous: the machine may be busy
+        self.assertEqual(reply.status, status, (str(body)[:300], reply.body))
+        self.assertLess(took, 5, str(body)[:300])  # nothing hangs; how fast it is, the benches say
         error = reply.json()["error"]
         message = error if isinstance(error, str) else error["message"]
         self.assertTrue(message)

@@ -161,9 +161,9 @@ class RealEngine(unittest.TestCase):
     def test_too_large_for_the_pool(self):
         page = 16 * 23040
         with Server("--kv-cache-memory-bytes", str(20 * page), "--block-size", "16", model=MODEL) as server:
-            reply = server.post("/generate", json.dumps({"prompt": words(1, 300), "max_tokens": 100}))
+            reply = server.post("/generate", json.dumps({"prompt": words(1, 400), "max_tokens": 100}))
             self.assertEqual(reply.status, 400)
-            self.assertIn(b"pages", reply.body)
+            self.assertIn(b"320", reply.body)  # 20 pages of 16 tokens, said with the arithmetic
             self.assertEqual(server.post("/generate", '{"prompt":"Hi","max_tokens":2}').status, 200)
 
 
