@@ -1,6 +1,7 @@
 #include "server/http_socket.h"
 
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 
 #include "engine/base/clock.h"
@@ -8,6 +9,7 @@
 
 #define LINGER_QUIET_NS (2 * NS_PER_SECOND)
 #define LINGER_TOTAL_NS (10 * NS_PER_SECOND)
+#define WATCH_NS        NS_PER_SECOND
 
 /* Wait lists. */
 
@@ -334,6 +336,26 @@ static void expire_linger(struct http_socket *k, int64_t now_ns) {
         socket_wait(k, now_ns, true);
 }
 
+/* Has the client's side ended, as far as the kernel knows? */
+static bool client_left(const struct http_socket *k) {
+    uv_os_fd_t fd;
+    if (uv_fileno((const uv_handle_t *)&k->tcp, &fd)) return false;
+    struct pollfd look = {.fd = fd, .events = POLLRDHUP};
+    return poll(&look, 1, 0) == 1 && (look.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+/* Who has sent so much behind its running request that nothing more is read is not heard leaving; without this its
+ * request would run to the end for nobody. What it sent still lies in the kernel, so its end cannot be read, only asked
+ * for. */
+static void unread_watch(struct http_server *s, int64_t now_ns) {
+    if (now_ns - s->watched_ns < WATCH_NS) return;
+    s->watched_ns = now_ns;
+    for (struct http_socket *k = s->waits[WAIT_BUSY].oldest, *newer; k; k = newer) {
+        newer = k->links[0].newer;
+        if (!k->reading && k->conn.state == CONN_BUSY && client_left(k)) http_conn_eof(&k->conn);
+    }
+}
+
 void sockets_expire(struct http_server *s, int64_t now_ns) {
     const struct http_limits *limits = &s->core.limits;
     list_expire(s, WAIT_IDLE, 0, now_ns, limits->idle_timeout_ns, expire_idle);
@@ -341,4 +363,5 @@ void sockets_expire(struct http_server *s, int64_t now_ns) {
     list_expire(s, WAIT_BODY, 0, now_ns, limits->body_timeout_ns, expire_body);
     list_expire(s, WAIT_LINGER, 0, now_ns, LINGER_QUIET_NS, expire_linger);
     list_expire(s, WAIT_WRITE, 1, now_ns, limits->write_timeout_ns, expire_write);
+    unread_watch(s, now_ns);
 }

@@ -67,6 +67,7 @@ struct http_server {
     struct log_rate accept_rate;
     struct write_op *spare; /* one kept for reuse */
     time_t date_s;
+    int64_t watched_ns; /* when those that are not read from were last asked whether they left */
     char read_buffer[READ_BYTES];
 };
 
@@ -81,7 +82,7 @@ void socket_woken(struct http_conn *conn);
 void socket_wait(struct http_socket *socket, int64_t now_ns, bool fresh);
 /* The end of a turn: everything woken is run and written. */
 void sockets_flush(struct http_server *server);
-/* Ends what has waited too long. */
+/* Ends what has waited too long, and what nobody waits for any more. */
 void sockets_expire(struct http_server *server, int64_t now_ns);
 
 #endif

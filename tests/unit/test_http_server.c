@@ -241,6 +241,32 @@ static void test_gone_at_once(void **state) {
     close(fd);
 }
 
+/* Reading has stopped, so the end of the connection is never read. */
+static void test_gone_behind_pipelined_input(void **state) {
+    struct host h;
+    static char block[96 * 1024];
+    memset(block, 'x', sizeof block);
+    host_open(&h);
+    int fd = client_open(&h, "GET /hold HTTP/1.1\r\n" H "\r\n");
+    host_run(&h, 50);
+    size_t sent = 0;
+    for (int i = 0; i < 100 && sent < sizeof block; i++) {
+        ssize_t n = send(fd, block + sent, sizeof block - sent, MSG_NOSIGNAL);
+        if (n > 0) sent += (size_t)n;
+        host_run(&h, 5);
+    }
+    assert_int_equal(sent, sizeof block);
+    host_run(&h, 1300);
+    assert_int_equal(h.gone, 0); /* who is still there is left alone */
+    shutdown(fd, SHUT_WR);
+    host_run(&h, 1500);
+    assert_int_equal(h.gone, 1);
+    assert_int_equal(h.last_status, 499);
+    assert_int_equal(http_server_connections(h.server), 0);
+    close(fd);
+    host_close(&h);
+}
+
 static void test_drain(void **state) {
     struct host h;
     char text[1024];
@@ -299,6 +325,7 @@ int main(void) {
         cmocka_unit_test(test_slow_reader),
         cmocka_unit_test(test_slow_reader_who_stays),
         cmocka_unit_test(test_gone_at_once),
+        cmocka_unit_test(test_gone_behind_pipelined_input),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_listen_errors),
     };
