@@ -85,7 +85,7 @@ void api_handle(struct app *app, struct http_exchange *exchange) {
         generation_begin(app, exchange, route->ask);
         break;
     case ROUTE_JOB:
-        job_begin(app, exchange, route->job);
+        job_begin(app, exchange, route->job, route->job == api_tokenize);
         break;
     case ROUTE_PLAIN:
         route->plain(app, exchange);

@@ -163,7 +163,8 @@ static int prompt_encode(struct ask *ask, const struct ask_view *view, struct er
     return 0;
 }
 
-int api_tokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, struct err *err) {
+int api_tokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, bool *chat,
+                 struct err *err) {
     struct ask ask = {.dialect = &dialect_chat, .truncate = 1};
     bool strings = false;
     int rc;
@@ -171,13 +172,17 @@ int api_tokenize(const struct ask_view *view, const char *body, size_t bytes, st
     if (!cJSON_IsObject(ask.tree)) rc = err_set(err, ERR_INVALID, "the body must be a JSON object");
     if (!rc) rc = ask_read_model(&ask, view, ask.tree, err);
     if (!rc) rc = json_read_bool(ask.tree, "return_token_strs", &strings, err);
-    if (!rc) rc = json_get_set(ask.tree, "messages") ? ask_read_chat(&ask, view, err) : prompt_encode(&ask, view, err);
+    if (!rc) {
+        *chat = json_get_set(ask.tree, "messages") != NULL;
+        rc = *chat ? ask_read_chat(&ask, view, err) : prompt_encode(&ask, view, err);
+    }
     if (!rc) tokens_write(view, ask.prompts[0].ids, ask.prompts[0].count, strings, out);
     ask_deinit(&ask);
     return rc;
 }
 
-int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, struct err *err) {
+int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, bool *chat,
+                   struct err *err) {
     struct ask ask = {.dialect = &dialect_completions};
     struct buf text = {0};
     int32_t *ids = NULL;

@@ -6,8 +6,10 @@
 #include "server/job.h"
 
 /* vLLM's /tokenize and /detokenize; job_fn. */
-int api_tokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, struct err *err);
-int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, struct err *err);
+int api_tokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, bool *chat,
+                 struct err *err);
+int api_detokenize(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, bool *chat,
+                   struct err *err);
 
 void api_models(struct app *app, struct http_exchange *exchange);      /* GET /v1/models */
 void api_model(struct app *app, struct http_exchange *exchange);       /* GET /v1/models/{id} */

@@ -13,6 +13,7 @@
 #ifndef QUIRE_SERVER_GENERATION_H
 #define QUIRE_SERVER_GENERATION_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,11 @@ int32_t generation_count(const struct app *app);
 /* Ends those whose label (X-Request-Id, request_id or rid, also as the reply's id shows it) is `label`, of a list with
  * a rid for each prompt the prompts of that name; NULL: all. Returns how many requests it met. */
 int32_t generation_abort(struct app *app, const char *label);
+
+/* May a chat be rendered on the loop? No more once a template took long there, which whoever rendered one on the loop
+ * tells with generation_chat_took. */
+bool generation_chat_on_loop(const struct app *app);
+void generation_chat_took(struct app *app, int64_t took_ns);
 
 /* What requests are read against; app->engine is open. */
 struct ask_view generation_view(const struct app *app);

@@ -13,9 +13,18 @@
 
 /* Bodies up to this many bytes are read on the loop: parsing, rendering, encoding and building took 2 to 100 µs when
  * measured, about what the way to a worker and back costs. A chat template that once took longer than INLINE_CHAT_NS
- * sends every later chat to the workers, so that no template can hold the loop up twice. */
+ * sends every later chat to the workers, here and in /tokenize (job.c), so that no template can hold the loop up twice.
+ */
 #define INLINE_BYTES_MAX 8192
 #define INLINE_CHAT_NS   (2 * NS_PER_MS)
+
+bool generation_chat_on_loop(const struct app *app) {
+    return !app->generations->chats_to_workers;
+}
+
+void generation_chat_took(struct app *app, int64_t took_ns) {
+    if (took_ns > INLINE_CHAT_NS) app->generations->chats_to_workers = true;
+}
 
 /* splitmix64: labels and seeds need to differ, not to be secret. */
 static uint64_t random_next(struct generations *all) {
@@ -121,10 +130,10 @@ void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_
     }
     g->view = generation_view(app);
     g->view.seed = random_next(app->generations);
-    if (bytes <= INLINE_BYTES_MAX && !(route == ASK_CHAT && app->generations->chats_to_workers)) {
+    if (bytes <= INLINE_BYTES_MAX && (route != ASK_CHAT || generation_chat_on_loop(app))) {
         int64_t begin_ns = route == ASK_CHAT ? clock_now_ns() : 0;
         g->rc = ask_prepare(&g->ask, &g->view, route, body, bytes, &g->err);
-        if (route == ASK_CHAT && clock_now_ns() - begin_ns > INLINE_CHAT_NS) app->generations->chats_to_workers = true;
+        if (route == ASK_CHAT) generation_chat_took(app, clock_now_ns() - begin_ns);
         generation_prepared(g);
         return;
     }

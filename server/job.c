@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/dialect.h"
 #include "server/generation.h"
@@ -39,7 +40,8 @@ static void on_gone(void *user) {
 
 static void on_work(uv_work_t *work) {
     struct job *job = work->data;
-    job->rc = job->fn(&job->view, job->body, job->bytes, &job->out, &job->err);
+    bool chat = false; /* how long it takes matters on the loop only */
+    job->rc = job->fn(&job->view, job->body, job->bytes, &job->out, &chat, &job->err);
 }
 
 static void on_worked(uv_work_t *work, int status) {
@@ -54,16 +56,28 @@ static void on_worked(uv_work_t *work, int status) {
     mem_free(job);
 }
 
-void job_begin(struct app *app, struct http_exchange *exchange, job_fn *fn) {
+static void job_run_here(struct app *app, struct http_exchange *exchange, job_fn *fn, const char *body, size_t bytes) {
+    struct ask_view view = generation_view(app);
+    struct err err = {0};
+    struct buf out = {0};
+    bool chat = false;
+    int64_t begin_ns = clock_now_ns();
+    int rc = fn(&view, body, bytes, &out, &chat, &err);
+    if (chat) generation_chat_took(app, clock_now_ns() - begin_ns);
+    job_reply(exchange, rc, &err, &out);
+    buf_deinit(&out);
+}
+
+void job_begin(struct app *app, struct http_exchange *exchange, job_fn *fn, bool may_chat) {
     size_t bytes;
     const char *body = http_body(exchange, &bytes);
     struct err err = {0};
-    struct buf out = {0};
     if (!app->engine) {
+        struct buf out = {0};
         job_reply(exchange, err_set(&err, ERR_CLOSED, "the model is still loading"), &err, &out);
-    } else if (bytes <= JOB_INLINE_BYTES_MAX) {
-        struct ask_view view = generation_view(app);
-        job_reply(exchange, fn(&view, body, bytes, &out, &err), &err, &out);
+        buf_deinit(&out);
+    } else if (bytes <= JOB_INLINE_BYTES_MAX && (!may_chat || generation_chat_on_loop(app))) {
+        job_run_here(app, exchange, fn, body, bytes);
     } else {
         struct job *job = mem_zalloc(1, sizeof *job);
         *job = (struct job){.exchange = exchange, .fn = fn, .view = generation_view(app), .bytes = bytes};
@@ -73,5 +87,4 @@ void job_begin(struct app *app, struct http_exchange *exchange, job_fn *fn) {
         http_set_user(exchange, job, on_gone);
         CHECK(uv_queue_work(app->loop, &job->work, on_work, on_worked) == 0);
     }
-    buf_deinit(&out);
 }

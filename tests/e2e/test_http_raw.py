@@ -282,6 +282,21 @@ class Limits(unittest.TestCase):
                 sock.close()
             server.until(lambda: server.get("/health").status == 200)
 
+    def test_slow_template_leaves_the_loop(self):
+        """The first chat that takes long is the last on the loop, also where it only is counted."""
+        messages = '{"messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
+        for first, second in (("/tokenize", "/tokenize"), ("/tokenize", "/v1/chat/completions"),
+                              ("/v1/chat/completions", "/tokenize")):
+            with Server(env={"QUIRE_FAKE_TEMPLATE_US": "700000"}) as server:
+                self.assertEqual(server.post(first, messages).status, 200)
+                with server.connect() as sock:
+                    sock.sendall(post(second, messages))
+                    time.sleep(0.1)
+                    begun = time.monotonic()
+                    self.assertEqual(server.get("/health/live").status, 200)
+                    self.assertLess(time.monotonic() - begun, 0.4, (first, second))
+                    self.assertEqual(read_reply(sock).status, 200)
+
     def test_queue_full(self):
         with Server("--max-num-queued-reqs", "1", "--max-num-seqs", "1", env={"QUIRE_FAKE_STEP_US": "20000"}) as server:
             socks = []

@@ -1,7 +1,10 @@
 /* text.h without a model's files: an id a byte, one end id, and a chat "template" that joins the messages. For tests
- * and benches of the front. Linked before the core library. Immutable; any thread. */
+ * and benches of the front; QUIRE_FAKE_TEMPLATE_US makes the template slow. Linked before the core library. Immutable;
+ * any thread. */
 #include <cjson/cJSON.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/mem.h"
 #include "engine/text/text.h"
@@ -77,6 +80,8 @@ int text_render_chat(const struct text *text, const struct chat_input *input, st
 int text_encode_chat(const struct text *text, const struct chat_input *input, int32_t **ids, size_t *count,
                      size_t count_max, struct err *err) {
     struct buf rendered = {0};
+    const char *slow_us = getenv("QUIRE_FAKE_TEMPLATE_US");
+    if (slow_us) usleep((useconds_t)strtoul(slow_us, NULL, 10));
     text_render_chat(text, input, &rendered, err);
     *ids = mem_alloc((rendered.bytes + 8) * sizeof **ids);
     int code =

@@ -109,7 +109,8 @@ static void error_check(const struct dialect *dialect, const struct err *err) {
 static void job_check(job_fn *fn, const struct ask_view *view, const char *body, size_t bytes) {
     struct buf out = {0};
     struct err err = {0};
-    if (fn(view, body, bytes, &out, &err) == 0) {
+    bool chat = false;
+    if (fn(view, body, bytes, &out, &chat, &err) == 0) {
         json_check(out.data, out.bytes);
     } else {
         error_check(&dialect_completions, &err);
