@@ -61,9 +61,24 @@ static void answer_make(struct generation *g) {
     label_make(g);
 }
 
+/* More prompts than the queue holds never fit, however long the client waits: no 429, which would ask it to try again,
+ * and none of them is begun. */
+static int prompts_check(const struct generation *g, struct err *err) {
+    const struct ask *ask = &g->ask;
+    int32_t room = g->app->options->max_num_queued_reqs;
+    const char *field = ask->dialect != &dialect_sglang ? "prompt" : ask->prompts[0].text ? "text" : "input_ids";
+    if (ask->prompt_count <= room) return 0;
+    return err_set_field(err, ERR_INVALID, field,
+                         "%s must have at most %d prompts, which is what the queue of this server holds "
+                         "(--max-num-queued-reqs), got %d",
+                         field, room, ask->prompt_count);
+}
+
 /* Hands all prompts to the engine, or none. */
 static int prompts_submit(struct generation *g, struct err *err) {
     struct app *app = g->app;
+    int refused = prompts_check(g, err);
+    if (refused) return refused;
     int32_t timeout_s = app->options->request_timeout_s;
     int64_t deadline_ns = timeout_s ? g->answer.begin_ns + timeout_s * NS_PER_SECOND : 0;
     g->first_id = app->next_request_id + 1;

@@ -297,6 +297,19 @@ class Limits(unittest.TestCase):
                     self.assertLess(time.monotonic() - begun, 0.4, (first, second))
                     self.assertEqual(read_reply(sock).status, 200)
 
+    def test_more_prompts_than_the_queue_holds(self):
+        with Server("--max-num-queued-reqs", "3") as server:
+            for path, field in (("/v1/completions", "prompt"), ("/generate", "text")):
+                body = {field: ["hi"] * 4, "max_tokens": 2}
+                reply = server.post(path, json.dumps(body))
+                self.assertEqual(reply.status, 400, reply.body)
+                message = json.loads(reply.body)["error"]["message"]
+                self.assertIn("%s must have at most 3 prompts" % field, message)
+                self.assertIn("got 4", message)
+                body[field] = ["hi"] * 3
+                self.assertEqual(server.post(path, json.dumps(body)).status, 200)
+            self.assertEqual(server.metric("vllm:num_requests_running"), 0)
+
     def test_queue_full(self):
         with Server("--max-num-queued-reqs", "1", "--max-num-seqs", "1", env={"QUIRE_FAKE_STEP_US": "20000"}) as server:
             socks = []
