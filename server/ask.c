@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/base/arith.h"
 #include "engine/base/check.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -78,18 +79,28 @@ static int n_check(const struct ask *ask, struct err *err) {
     return 0;
 }
 
+int64_t ask_token_bytes(const struct ask *ask, const struct ask_view *view) {
+    const struct dialect *dialect = ask->dialect;
+    int64_t bytes = 16 + (dialect->keeps_ids || ask->return_ids ? 12 : 0);
+    if (ask->logprobs < 0) return bytes;
+    bool named = dialect != &dialect_sglang || ask->text_in_logprobs;
+    int64_t row = dialect->row_bytes + (named ? (int64_t)dialect->row_text_bytes * view->info->token_bytes_max : 0);
+    return bytes + (1 + (int64_t)ask->logprobs + dialect->rows_more) * row;
+}
+
 /* After the encoding has settled max_tokens. */
-static int lengths_check(const struct ask *ask, struct err *err) {
+static int lengths_check(struct ask *ask, const struct ask_view *view, struct err *err) {
+    int64_t samples = ask->n * ask->prompt_count, most = ASK_ANSWER_BYTES_MAX / ask_token_bytes(ask, view);
+    if (ask->max_tokens_default && ask->max_tokens > most / samples) ask->max_tokens = i64_max(most / samples, 1);
     if (ask->min_tokens > ask->max_tokens)
         return err_set_field(err, ERR_INVALID, "min_tokens",
                              "min_tokens must be at most max_tokens, which is %lld, got %lld",
                              (long long)ask->max_tokens, (long long)ask->min_tokens);
-    int64_t token_bytes = 16 + (ask->logprobs < 0 ? 0 : 12 + 8 * (int64_t)ask->logprobs);
-    int64_t samples = ask->n * ask->prompt_count, most = ASK_ANSWER_BYTES_MAX / token_bytes;
     if (samples * ask->max_tokens > most)
         return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "n times prompts times max_tokens must be at most %lld in one request, got %lld",
-                             (long long)most, (long long)(samples * ask->max_tokens));
+                             "n times prompts times max_tokens must be at most %lld in one request%s, got %lld",
+                             (long long)most, ask->logprobs < 0 ? "" : " with these log-probabilities",
+                             (long long)(samples * ask->max_tokens));
     return 0;
 }
 
@@ -189,7 +200,7 @@ int ask_prepare(struct ask *ask, const struct ask_view *view, enum ask_route rou
     defaults_fill(ask, view);
     if ((rc = n_check(ask, err))) return rc;
     if ((rc = ask_encode(ask, view, err))) return rc;
-    if ((rc = lengths_check(ask, err))) return rc;
+    if ((rc = lengths_check(ask, view, err))) return rc;
     if ((rc = requests_build(ask, view, err))) return rc;
     tree_trim(ask->tree);
     return 0;

@@ -18,7 +18,7 @@
 
 #define ASK_PROMPTS_MAX        256
 #define ASK_SAMPLES_MAX        1024                 /* n times prompts of one HTTP request */
-#define ASK_ANSWER_BYTES_MAX   ((int64_t)256 << 20) /* what the longest answer may take while it is gathered */
+#define ASK_ANSWER_BYTES_MAX   ((int64_t)256 << 20) /* what the longest answer may take, gathered or written */
 #define ASK_LABEL_MAX          128                  /* bytes of a client's request id */
 #define ASK_TRUNCATE_BYTES_MAX ((size_t)4 << 20)    /* a text that is to be truncated is encoded whole first */
 
@@ -69,7 +69,7 @@ struct ask {
 
     struct ask_sampling sampling;
     int64_t n, max_tokens /* 0: not said */, min_tokens;
-    bool max_tokens_default; /* max_tokens is the dialect's own: shortened where it does not fit */
+    bool max_tokens_default; /* max_tokens is not the client's: shortened where it does not fit */
     int32_t logprobs;        /* what the engine is asked; -1: none */
     bool ignore_eos, keep_stop, keep_special;
     const char *stops[REQUEST_STOPS_MAX];
@@ -101,6 +101,10 @@ struct ask {
 int ask_prepare(struct ask *ask, const struct ask_view *view, enum ask_route route, const char *body, size_t bytes,
                 struct err *err);
 void ask_deinit(struct ask *ask);
+
+/* What a token of the answer may take, gathered or written as JSON. Log-probabilities are reckoned at their longest,
+ * the text at what is usual. */
+int64_t ask_token_bytes(const struct ask *ask, const struct ask_view *view);
 
 /* ---- for the dialects' readers (ask_fields.c) ---- */
 

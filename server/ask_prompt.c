@@ -161,6 +161,7 @@ int ask_encode(struct ask *ask, const struct ask_view *view, struct err *err) {
         if (prompt->count > longest) longest = prompt->count;
     }
     int64_t room = view->max_model_len - (int64_t)longest;
+    if (ask->max_tokens == 0) ask->max_tokens_default = true;
     bool may_clamp = ask->max_tokens_default || ask->dialect->clamps;
     if (ask->max_tokens == 0 || (may_clamp && ask->max_tokens > room)) ask->max_tokens = i64_max(room, 1);
     if (ask->max_tokens > room) return ask->dialect->too_long(ask, view->max_model_len, (int64_t)longest, false, err);

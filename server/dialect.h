@@ -18,7 +18,10 @@ struct dialect {
     bool by_step;            /* one chunk a step for all samples, not one for each */
     bool keeps_ids;          /* its answers show ids */
     bool keeps_ends;         /* it writes token by token */
-    bool clamps;             /* a max_tokens that does not fit is shortened, as this dialect's own server does */
+    int32_t row_bytes;      /* the most that one token's log-probability takes, written or gathered, but for its text */
+    int32_t row_text_bytes; /* the most that one byte of its text takes in that */
+    int32_t rows_more;      /* rows of a token besides its own and its top ones */
+    bool clamps;            /* a max_tokens that does not fit is shortened, as this dialect's own server does */
 
     /* Fills `ask` from ask->tree. */
     int (*read)(struct ask *ask, const struct ask_view *view, struct err *err);

@@ -159,6 +159,10 @@ const struct dialect dialect_chat = {
     .name = "chat",
     .stream_type = "text/event-stream; charset=utf-8",
     .invalid_status = 400,
+    /* {"token":"","logprob":-1.17549435e-38,"bytes":[],"top_logprobs":[]}, where the name may be "token_id:N"; a byte
+     * is \u0001 in the name and 255, in the list */
+    .row_bytes = 96,
+    .row_text_bytes = 10,
     .read = chat_read,
     .too_long = openai_too_long,
     .error = openai_error,

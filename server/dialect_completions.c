@@ -210,6 +210,10 @@ const struct dialect dialect_completions = {
     .name = "completions",
     .stream_type = "text/event-stream; charset=utf-8",
     .invalid_status = 400,
+    /* an offset, a number and a name, then "":-1.17549435e-38, again with the name */
+    .row_bytes = 48,
+    .row_text_bytes = 6,
+    .rows_more = 1,
     .read = completions_read,
     .too_long = openai_too_long,
     .error = openai_error,

@@ -304,6 +304,8 @@ const struct dialect dialect_sglang = {
     .stream_type = "text/event-stream; charset=utf-8",
     .invalid_status = 400,
     .keeps_ids = true,
+    .row_bytes = 40, /* [-1.17549435e-38,2147483647,""], */
+    .row_text_bytes = 6,
     .read = sglang_read,
     .too_long = sglang_too_long,
     .error = sglang_error,

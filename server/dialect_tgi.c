@@ -291,6 +291,9 @@ const struct dialect dialect_tgi = {
     .invalid_status = 422,
     .keeps_ids = true,
     .keeps_ends = true,
+    /* {"id":2147483647,"text":"","logprob":-1.17549435e-38,"special":false}, and the event around it */
+    .row_bytes = 176,
+    .row_text_bytes = 6,
     .read = tgi_read,
     .too_long = tgi_too_long,
     .error = tgi_error,

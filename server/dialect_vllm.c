@@ -60,6 +60,7 @@ const struct dialect dialect_vllm = {
     .invalid_status = 400,
     .by_step = true,
     .clamps = true,
+    .row_bytes = 12, /* never shown */
     .read = vllm_read,
     .too_long = openai_too_long,
     .error = openai_error,

@@ -11,8 +11,8 @@
 #include "server/app.h"
 #include "server/ask.h"
 
-/* Fills `out` with the reply; or returns an error code with `err`. *chat is set when it came to a chat, done or not. Any
- * thread. */
+/* Fills `out` with the reply; or returns an error code with `err`. *chat is set when it came to a chat, done or not.
+ * Any thread. */
 typedef int job_fn(const struct ask_view *view, const char *body, size_t bytes, struct buf *out, bool *chat,
                    struct err *err);
 

@@ -253,4 +253,24 @@ static inline const char *case_reply(struct case_run *run) {
     return run->out.data;
 }
 
+/* No token takes more in the reply to `body`, which asks for its log-probability and the two best ones, than the limit
+ * of the answer's length reckons with. Each token here is one byte and takes the most that a byte can. */
+static inline void case_bounded(enum ask_route route, const char *body) {
+    struct case_run run;
+    struct ask_view view = case_view();
+    struct text_info info = case_text.info;
+    char ids[41];
+    info.token_bytes_max = 1;
+    view.info = &info;
+    case_begin(&run, route, body);
+    int64_t before = (int64_t)strlen(case_reply(&run)), token_bytes = ask_token_bytes(&run.ask, &view);
+    memset(ids, 1, 40);
+    ids[40] = '\0';
+    case_event(&run, 0, ids, "", FINISH_NONE, STOP_NONE, 0);
+    int64_t took = (int64_t)strlen(case_reply(&run)) - before;
+    assert_true(took > 40 * 16);
+    if (took > 40 * token_bytes) fail_msg("%lld bytes for 40 times %lld", (long long)took, (long long)token_bytes);
+    case_end(&run);
+}
+
 #endif

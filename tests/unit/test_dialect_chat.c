@@ -140,12 +140,38 @@ static void stream(void **state) {
     case_end(&run);
 }
 
+/* Log-probabilities as JSON are long, with a list of numbers for each name: fewer tokens are allowed with them. */
+static void longest(void **state) {
+    struct ask_view view = case_view();
+    struct ask ask;
+    struct err err = {0};
+    const char *plain = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":100000}",
+               *rich = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":100000,"
+                       "\"logprobs\":true,\"top_logprobs\":20}",
+               *unsaid = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"logprobs\":true,"
+                         "\"top_logprobs\":20,\"n\":3,\"temperature\":1}";
+    view.max_model_len = 1 << 20;
+    assert_int_equal(ask_prepare(&ask, &view, ASK_CHAT, plain, strlen(plain), &err), 0);
+    ask_deinit(&ask);
+    assert_int_equal(ask_prepare(&ask, &view, ASK_CHAT, rich, strlen(rich), &err), ERR_INVALID);
+    assert_string_equal(err.field, "max_tokens");
+    assert_non_null(strstr(err.text, "with these log-probabilities, got 100000"));
+    ask_deinit(&ask);
+    assert_int_equal(ask_prepare(&ask, &view, ASK_CHAT, unsaid, strlen(unsaid), &err), 0); /* shortened instead */
+    int64_t all = 3 * (int64_t)ask.requests[0]->max_tokens * ask_token_bytes(&ask, &view);
+    assert_true(all <= ASK_ANSWER_BYTES_MAX && all > ASK_ANSWER_BYTES_MAX * 9 / 10);
+    ask_deinit(&ask);
+}
+
+static void bounded(void **state) {
+    case_bounded(ASK_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                           "\"logprobs\":true,\"top_logprobs\":2}");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(reply),
-        cmocka_unit_test(stream),
+        cmocka_unit_test(messages), cmocka_unit_test(refusals), cmocka_unit_test(reply),
+        cmocka_unit_test(stream),   cmocka_unit_test(longest),  cmocka_unit_test(bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -199,11 +199,15 @@ static void stream_error(void **state) {
     buf_deinit(&out);
 }
 
+static void bounded(void **state) {
+    case_bounded(ASK_COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":2,\"max_tokens\":50}");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts),       cmocka_unit_test(defaults),     cmocka_unit_test(refusals),
         cmocka_unit_test(reply),         cmocka_unit_test(logprobs),     cmocka_unit_test(stream),
-        cmocka_unit_test(stream_extras), cmocka_unit_test(stream_error),
+        cmocka_unit_test(stream_extras), cmocka_unit_test(stream_error), cmocka_unit_test(bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

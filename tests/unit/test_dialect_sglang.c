@@ -163,10 +163,15 @@ static void errors(void **state) {
     buf_deinit(&out);
 }
 
+static void bounded(void **state) {
+    case_bounded(ASK_GENERATE, "{\"text\":\"a\",\"return_logprob\":true,\"top_logprobs_num\":2,"
+                               "\"return_text_in_logprobs\":true}");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fields), cmocka_unit_test(defaults), cmocka_unit_test(refusals), cmocka_unit_test(reply),
-        cmocka_unit_test(batch),  cmocka_unit_test(stream),   cmocka_unit_test(errors),
+        cmocka_unit_test(batch),  cmocka_unit_test(stream),   cmocka_unit_test(errors),   cmocka_unit_test(bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

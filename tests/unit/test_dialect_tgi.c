@@ -192,10 +192,15 @@ static void errors(void **state) {
     buf_deinit(&out);
 }
 
+static void bounded(void **state) {
+    case_bounded(ASK_GENERATE, "{\"inputs\":\"a\",\"parameters\":{\"details\":true,\"top_n_tokens\":2}}");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields), cmocka_unit_test(greedy_or_not), cmocka_unit_test(routes), cmocka_unit_test(refusals),
-        cmocka_unit_test(reply),  cmocka_unit_test(best_of),       cmocka_unit_test(stream), cmocka_unit_test(errors),
+        cmocka_unit_test(fields),   cmocka_unit_test(greedy_or_not), cmocka_unit_test(routes),
+        cmocka_unit_test(refusals), cmocka_unit_test(reply),         cmocka_unit_test(best_of),
+        cmocka_unit_test(stream),   cmocka_unit_test(errors),        cmocka_unit_test(bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
