@@ -88,9 +88,27 @@ int64_t ask_token_bytes(const struct ask *ask, const struct ask_view *view) {
     return bytes + (1 + (int64_t)ask->logprobs + dialect->rows_more) * row;
 }
 
+/* What the prompts take that the answer repeats, once for each sample, at what is usual. */
+static int64_t repeated_bytes(const struct ask *ask) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < ask->prompt_count; i++) {
+        const struct ask_prompt *prompt = &ask->prompts[i];
+        if (ask->echo) bytes += prompt->text ? (int64_t)prompt->text_bytes : 4 * (int64_t)prompt->count;
+        if (ask->return_ids) bytes += 8 * (int64_t)prompt->count;
+    }
+    return ask->n * bytes;
+}
+
 /* After the encoding has settled max_tokens. */
 static int lengths_check(struct ask *ask, const struct ask_view *view, struct err *err) {
-    int64_t samples = ask->n * ask->prompt_count, most = ASK_ANSWER_BYTES_MAX / ask_token_bytes(ask, view);
+    int64_t repeated = repeated_bytes(ask);
+    if (repeated > ASK_ANSWER_BYTES_MAX / 2)
+        return err_set_field(err, ERR_INVALID, "n",
+                             "prompts that come back with each of n samples must take at most %lld bytes in all, "
+                             "got about %lld",
+                             (long long)(ASK_ANSWER_BYTES_MAX / 2), (long long)repeated);
+    int64_t samples = ask->n * ask->prompt_count;
+    int64_t most = (ASK_ANSWER_BYTES_MAX - repeated) / ask_token_bytes(ask, view);
     if (ask->max_tokens_default && ask->max_tokens > most / samples) ask->max_tokens = i64_max(most / samples, 1);
     if (ask->min_tokens > ask->max_tokens)
         return err_set_field(err, ERR_INVALID, "min_tokens",

@@ -199,6 +199,31 @@ static void stream_error(void **state) {
     buf_deinit(&out);
 }
 
+/* A prompt that is echoed in front of each sample counts as often. */
+static void long_echo(void **state) {
+    static const char *const flags[] = {"\"echo\":false", "\"echo\":true", "\"return_token_ids\":true"};
+    struct ask_view view = case_view();
+    view.max_model_len = 1 << 20;
+    for (int i = 0; i < 3; i++) {
+        struct buf body = {0};
+        struct ask ask;
+        struct err err = {0};
+        size_t bytes = 600000;
+        buf_printf(&body, "{\"n\":128,\"temperature\":1,\"max_tokens\":1,%s,\"prompt\":[\"b", flags[i]);
+        for (int prompt = 0; prompt < 2; prompt++) {
+            if (prompt) buf_append_str(&body, "\",\"");
+            memset(buf_grow(&body, bytes), 'a', bytes);
+            body.bytes += bytes;
+        }
+        buf_append_str(&body, "\"]}");
+        int rc = ask_prepare(&ask, &view, ASK_COMPLETIONS, body.data, body.bytes, &err);
+        assert_int_equal(rc, i ? ERR_INVALID : 0);
+        assert_string_equal(err.field, i ? "n" : "");
+        ask_deinit(&ask);
+        buf_deinit(&body);
+    }
+}
+
 static void bounded(void **state) {
     case_bounded(ASK_COMPLETIONS, "{\"prompt\":\"a\",\"logprobs\":2,\"max_tokens\":50}");
 }
@@ -208,6 +233,7 @@ int main(void) {
         cmocka_unit_test(prompts),       cmocka_unit_test(defaults),     cmocka_unit_test(refusals),
         cmocka_unit_test(reply),         cmocka_unit_test(logprobs),     cmocka_unit_test(stream),
         cmocka_unit_test(stream_extras), cmocka_unit_test(stream_error), cmocka_unit_test(bounded),
+        cmocka_unit_test(long_echo),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
