@@ -67,7 +67,7 @@ static int pages_decide(const struct engine *engine, const struct model_limits *
     return 0;
 }
 
-/* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for too. */
+/* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for. */
 static int context_shrink(const struct engine_options *o, struct model_limits *limits, int32_t pages_total,
                           struct err *err) {
     int64_t pool_tokens = (int64_t)(pages_total - 1) * limits->page_size;

@@ -16,12 +16,13 @@
 #include "server/api.h"
 #include "server/serve.h"
 
-#define DRAIN_TICK_MS  20
-#define DRAIN_GRACE_NS (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
-#define DRAIN_HURRY_NS (NS_PER_SECOND / 2) /* after a second signal */
-#define DRAIN_READ_NS  (NS_PER_SECOND / 4) /* for clients to read what is written and close */
-#define SILENT_SECONDS 30                  /* without a heartbeat the engine is taken for dead */
-#define FILES_BESIDE   128                 /* open files that are no connections, and those told 503 */
+#define MEMORY_TIDY_BYTES ((size_t)8 * 1024 * 1024)
+#define DRAIN_TICK_MS     20
+#define DRAIN_GRACE_NS    (5 * NS_PER_SECOND) /* beyond the limit, for the engine to end what it was told to end */
+#define DRAIN_HURRY_NS    (NS_PER_SECOND / 2) /* after a second signal */
+#define DRAIN_READ_NS     (NS_PER_SECOND / 4) /* for clients to read what is written and close */
+#define SILENT_SECONDS    30                  /* without a heartbeat the engine is taken for dead */
+#define FILES_BESIDE      128                 /* open files that are no connections, and those told 503 */
 
 static int say(const struct err *err) {
     fprintf(stderr, "quire: %s\n", err->text);
@@ -128,6 +129,16 @@ static void silence_check(struct serve *serve, const struct engine_stats *stats)
     _exit(SERVE_EXIT_ENGINE);
 }
 
+/* Idle, and more resident than when it was last trimmed: what large bodies left in the heap goes back to the system. */
+static void memory_tidy(struct serve *serve, const struct engine_stats *stats) {
+    size_t resident;
+    if (stats->running + stats->waiting > 0 || api_running(&serve->app) > 0) return;
+    resident = mem_resident_bytes();
+    if (resident < serve->resident_bytes + MEMORY_TIDY_BYTES) return;
+    mem_trim();
+    serve->resident_bytes = mem_resident_bytes();
+}
+
 static void on_second(uv_timer_t *timer) {
     struct serve *serve = timer->data;
     struct engine_stats stats;
@@ -141,6 +152,7 @@ static void on_second(uv_timer_t *timer) {
         loop_stop(serve, SERVE_EXIT_ENGINE);
         return;
     }
+    memory_tidy(serve, &stats);
     if (++serve->seconds % 10 == 0) rates_log(serve, &stats, now_ns);
 }
 

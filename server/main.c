@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/mem.h"
 #include "server/cmd_serve.h"
 
 static const char usage[] = "quire: serves large language models over HTTP.\n\n"
@@ -12,6 +13,7 @@ static const char usage[] = "quire: serves large language models over HTTP.\n\n"
 
 int main(int argc, char **argv) {
     int64_t begun_ns = clock_now_ns();
+    mem_settle();
     const char *word = argc > 1 ? argv[1] : "--help";
     if (strcmp(word, "serve") == 0) return cmd_serve(argc - 2, argv + 2, begun_ns);
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {

@@ -60,7 +60,8 @@ struct serve {
     int64_t written_ns;     /* draining: since when every answer is written */
     int64_t heartbeat_ns;   /* the last one seen, and for how many seconds there was no other */
     int32_t silent_seconds;
-    double start_seconds; /* to ready */
+    size_t resident_bytes; /* when the heap was last tidied */
+    double start_seconds;  /* to ready */
     int32_t seconds;      /* ticks, for the line every ten */
     int exit_code;
     bool ready, ending, hurried; /* hurried: a second signal came */

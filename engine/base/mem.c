@@ -1,5 +1,6 @@
 #include "engine/base/mem.h"
 
+#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,6 +61,25 @@ void *mem_map(size_t bytes) {
 void mem_unmap(void *p, size_t bytes) {
     if (p) munmap(p, bytes);
 }
+
+#ifdef __GLIBC__
+#define MEM_ARENAS          2
+#define MEM_MAP_FROM_BYTES  (256 * 1024)
+#define MEM_TRIM_FROM_BYTES (1024 * 1024)
+
+void mem_settle(void) {
+    mallopt(M_ARENA_MAX, MEM_ARENAS);
+    mallopt(M_MMAP_THRESHOLD, MEM_MAP_FROM_BYTES); /* setting it also stops glibc from raising it by itself */
+    mallopt(M_TRIM_THRESHOLD, MEM_TRIM_FROM_BYTES);
+}
+
+void mem_trim(void) {
+    malloc_trim(0);
+}
+#else
+void mem_settle(void) {}
+void mem_trim(void) {}
+#endif
 
 static size_t proc_read_pages(void) {
     FILE *f = fopen("/proc/self/statm", "r");

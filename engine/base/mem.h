@@ -20,6 +20,11 @@ void mem_free(void *p);
 void *mem_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
 
+/* Once at process start: few malloc arenas, and large blocks that go back to the system when freed, so that a burst of
+ * large requests leaves nothing behind. mem_trim gives back what lies free between small blocks: some milliseconds. */
+void mem_settle(void);
+void mem_trim(void);
+
 /* Resident memory of this process in bytes (0 where the system does not say), and memory the system can still give. */
 size_t mem_resident_bytes(void);
 size_t mem_available_bytes(void);

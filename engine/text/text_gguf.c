@@ -43,7 +43,8 @@ static int add_token(struct text *text, const char *token, size_t bytes, int typ
         return err_set_field(err, ERR_INVALID, KEY("tokens"), KEY("tokens") ": token %d is %s", id,
                              bytes > VOCAB_TOKEN_BYTES_MAX ? "too long" : "not UTF-8");
     if (text->vocab.text.bytes > TEXT_BYTES_MAX)
-        return err_set_field(err, ERR_INVALID, KEY("tokens"), KEY("tokens") " hold more than %zu bytes", TEXT_BYTES_MAX);
+        return err_set_field(err, ERR_INVALID, KEY("tokens"), KEY("tokens") " hold more than %zu bytes",
+                             TEXT_BYTES_MAX);
     bool special = type == TOKEN_CONTROL || type == TOKEN_UNKNOWN, added = special || type == TOKEN_USER_DEFINED;
     if (!added) {
         vocab_add_letters(&text->vocab, token, bytes, 0);
