@@ -26,6 +26,8 @@ static const char *type_of(int status) {
         return "NotImplementedError";
     case 503:
         return "ServiceUnavailableError";
+    case 505:
+        return "HTTPVersionNotSupportedError";
     default:
         return status < 500 ? "BadRequestError" : "InternalServerError";
     }

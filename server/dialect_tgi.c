@@ -257,6 +257,8 @@ static void tgi_end(struct answer *answer, struct buf *out) {}
 
 static const char *type_of(int status) {
     switch (status) {
+    case 401:
+        return "authentication";
     case 404:
         return "not_found";
     case 429:

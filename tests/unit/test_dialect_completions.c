@@ -196,6 +196,9 @@ static void stream_error(void **state) {
         out.data,
         "data: {\"error\":{\"message\":\"it broke\",\"type\":\"InternalServerError\",\"param\":null,\"code\":500}}"
         "\n\ndata: [DONE]\n\n");
+    buf_clear(&out);
+    dialect_completions.error(505, &err, &out);
+    assert_non_null(strstr(out.data, "\"type\":\"HTTPVersionNotSupportedError\""));
     buf_deinit(&out);
 }
 

@@ -189,6 +189,9 @@ static void errors(void **state) {
     buf_clear(&out);
     dialect_tgi.error(422, &err, &out);
     assert_string_equal(out.data, "{\"error\":\"full\",\"error_type\":\"validation\"}");
+    buf_clear(&out);
+    dialect_tgi.error(401, &err, &out);
+    assert_string_equal(out.data, "{\"error\":\"full\",\"error_type\":\"authentication\"}");
     buf_deinit(&out);
 }
 
