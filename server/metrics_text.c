@@ -132,10 +132,16 @@ static void pages_write(struct scrape *s, const struct engine_stats *e) {
 static void engine_write(struct scrape *s, const struct engine_stats *e) {
     gauge(s, "vllm:num_requests_running", "requests being computed", e->running);
     gauge(s, "vllm:num_requests_waiting", "requests waiting", e->waiting);
+    head(s, "vllm:num_requests_waiting_by_reason", "gauge", "requests waiting, by what for; nothing defers one here");
+    model_value(s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", e->waiting);
+    model_value(s, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
     pages_write(s, e);
     counter(s, "vllm:prompt_tokens_total", "prompt tokens served, cached ones too",
             e->prompt_tokens + e->prefix_hit_tokens);
     counter(s, "vllm:prompt_tokens_cached_total", "prompt tokens taken from the cache", e->prefix_hit_tokens);
+    head(s, "vllm:prompt_tokens_by_source_total", "counter", "prompt tokens served, by where their KV came from");
+    model_value(s, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"", (double)e->prompt_tokens);
+    model_value(s, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", (double)e->prefix_hit_tokens);
     counter(s, "vllm:generation_tokens_total", "tokens drawn", e->generation_tokens);
     finished_write(s, e);
     counter(s, "quire:requests_submitted_total", "requests the engine took", e->submitted);

@@ -72,6 +72,8 @@ static void test_counts(void **state) {
                                  .waiting = 7,
                                  .pages_total = 10,
                                  .pages_held = 5,
+                                 .prompt_tokens = 30,
+                                 .prefix_hit_tokens = 12,
                                  .finished = {[FINISH_STOP] = 4},
                                  .steps = 3,
                                  .step_tokens_bucket = {1, 2},
@@ -110,6 +112,11 @@ static void test_counts(void **state) {
     assert_true(value_of(&out, "vllm:request_prompt_tokens_bucket" L ",le=\"2000.0\"}") == 2);
     assert_true(value_of(&out, "vllm:request_params_n_sum" L "}") == 3);
     assert_true(value_of(&out, "vllm:num_requests_waiting" L "}") == 7);
+    assert_true(value_of(&out, "vllm:num_requests_waiting_by_reason" L ",reason=\"capacity\"}") == 7);
+    assert_true(value_of(&out, "vllm:num_requests_waiting_by_reason" L ",reason=\"deferred\"}") == 0);
+    assert_true(value_of(&out, "vllm:prompt_tokens_by_source_total" L ",source=\"local_compute\"}") == 30);
+    assert_true(value_of(&out, "vllm:prompt_tokens_by_source_total" L ",source=\"local_cache_hit\"}") == 12);
+    assert_true(value_of(&out, "vllm:prompt_tokens_total" L "}") == 42);
     assert_true(value_of(&out, "vllm:kv_cache_usage_perc" L "}") == 0.5);
     assert_true(value_of(&out, "vllm:request_success_total" L ",finished_reason=\"stop\"}") == 4);
     assert_true(value_of(&out, "vllm:request_success_total" L ",finished_reason=\"abort\"}") == 0);
