@@ -203,6 +203,13 @@ static int flat_sampling(struct ask_sampling *s, const cJSON *tree, struct err *
     return 0;
 }
 
+static int truncate_read(struct ask *ask, struct err *err) {
+    static const char key[] = "truncate_prompt_tokens";
+    int rc = json_read_i64(ask->tree, key, -1, INT32_MAX, &ask->truncate, err);
+    if (rc || ask->truncate || !json_get_set(ask->tree, key)) return rc;
+    return err_set_field(err, ERR_INVALID, key, "%s must be at least 1, or -1 for what fits, got 0", key);
+}
+
 int ask_read_flat(struct ask *ask, const struct ask_view *view, struct err *err) {
     static const char *const refused[] = {"use_beam_search",
                                           "allowed_token_ids",
@@ -242,7 +249,7 @@ int ask_read_flat(struct ask *ask, const struct ask_view *view, struct err *err)
     if ((rc = json_read_bool(tree, "include_stop_str_in_output", &ask->keep_stop, err))) return rc;
     if ((rc = json_read_bool(tree, "skip_special_tokens", &skip_special, err))) return rc;
     if ((rc = json_read_bool(tree, "stream", &ask->stream, err))) return rc;
-    if ((rc = json_read_i64(tree, "truncate_prompt_tokens", -1, INT32_MAX, &ask->truncate, err))) return rc;
+    if ((rc = truncate_read(ask, err))) return rc;
     ask->keep_special = !skip_special;
     return ask_read_salt(ask, tree, "cache_salt", err);
 }

@@ -15,6 +15,18 @@ static int tools_check(const struct cJSON *tree, struct err *err) {
                          "tool_choice can only be \"auto\" or \"none\": forcing a tool call is not supported");
 }
 
+static int modalities_check(const struct cJSON *tree, struct err *err) {
+    const cJSON *list = json_get_set(tree, "modalities"), *item;
+    if (!list) return 0;
+    bool text = cJSON_IsArray(list) && list->child;
+    cJSON_ArrayForEach(item, list) {
+        text &= cJSON_IsString(item) && strcmp(item->valuestring, "text") == 0;
+    }
+    if (text) return 0;
+    return err_set_field(err, ERR_UNSUPPORTED, "modalities",
+                         "modalities can only be [\"text\"]: this server answers with text only");
+}
+
 static int logprobs_read(struct ask *ask, const struct ask_view *view, struct err *err) {
     bool logprobs = false;
     int32_t top = -1;
@@ -29,9 +41,12 @@ static int logprobs_read(struct ask *ask, const struct ask_view *view, struct er
 }
 
 static int chat_read(struct ask *ask, const struct ask_view *view, struct err *err) {
+    static const char *const refused[] = {"functions", "function_call", NULL}; /* what tools replaced */
     int64_t completion = 0;
     int rc;
     if ((rc = openai_read(ask, view, err))) return rc;
+    if ((rc = ask_refuse(ask->tree, refused, err))) return rc;
+    if ((rc = modalities_check(ask->tree, err))) return rc;
     if ((rc = tools_check(ask->tree, err))) return rc;
     if ((rc = logprobs_read(ask, view, err))) return rc;
     if ((rc = json_read_i64(ask->tree, "max_completion_tokens", 1, INT32_MAX, &completion, err))) return rc;

@@ -6,8 +6,10 @@
 #include "server/dialect.h"
 
 static int vllm_read(struct ask *ask, const struct ask_view *view, struct err *err) {
+    int32_t logprobs = 0; /* checked as elsewhere; this server's replies have no place for them */
     int rc;
     if ((rc = ask_read_flat(ask, view, err))) return rc;
+    if ((rc = ask_read_i32(ask->tree, "logprobs", 0, view->max_logprobs, &logprobs, err))) return rc;
     if ((rc = ask_read_prompts(ask, view, "prompt", ASK_TEXT, err))) return rc;
     if (ask->max_tokens == 0) {
         ask->max_tokens = 16;
