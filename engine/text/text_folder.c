@@ -37,7 +37,8 @@ static int read_config(const char *folder, const char *name, struct cJSON **out,
     }
     code = json_parse((const char *)map.data, map.bytes, json_limits_request, out, err);
     file_map_close(&map);
-    return code == 0 ? 0 : err_prefix(err, "%s", name);
+    if (code != 0) return err_prefix(err, "%s", name);
+    return cJSON_IsObject(*out) ? 0 : err_set(err, ERR_INVALID, "%s is no JSON object", name);
 }
 
 static int load_tokenizer(struct text *text, const char *folder, struct err *err) {
@@ -120,16 +121,24 @@ static int load_tokenizer_config(struct text *text, const char *folder, struct e
     return code;
 }
 
+static int eos_put(struct text *text, int64_t id, struct err *err) {
+    if (id < 0 || id >= text->vocab.count)
+        return err_set_field(err, ERR_INVALID, "eos_token_id", "eos_token_id %lld is outside the vocabulary (0 to %d)",
+                             (long long)id, text->vocab.count - 1);
+    text_add_eos(text, id);
+    return 0;
+}
+
 /* "eos_token_id": 2 or [2, 5]; null and absent say nothing. */
 static int load_eos(struct text *text, const struct cJSON *config, struct err *err) {
     const struct cJSON *value = json_get_set(config, "eos_token_id"), *item;
     int64_t id;
     if (value == NULL) return 0;
-    if (json_item_i64(value, &id)) return text_add_eos(text, id), 0;
+    if (json_item_i64(value, &id)) return eos_put(text, id, err);
     if (!cJSON_IsArray(value)) return err_set(err, ERR_INVALID, "eos_token_id is no integer and no list of integers");
     cJSON_ArrayForEach(item, value) {
         if (!json_item_i64(item, &id)) return err_set(err, ERR_INVALID, "eos_token_id holds what is no integer");
-        text_add_eos(text, id);
+        if (eos_put(text, id, err) != 0) return ERR_INVALID;
     }
     return 0;
 }

@@ -283,6 +283,12 @@ static void test_missing_and_broken_files(void **state) {
         {"generation_config.json", "{\"top_p\":7}"},
         {"generation_config.json", "{\"eos_token_id\":[1,\"2\"]}"},
         {"generation_config.json", "[]x"},
+        {"generation_config.json", "[]"},
+        {"generation_config.json", "{\"eos_token_id\":100000}"},
+        {"generation_config.json", "{\"eos_token_id\":[1,-1]}"},
+        {"generation_config.json", "{\"eos_token_id\":true}"},
+        {"config.json", "{\"eos_token_id\":100000}"},
+        {"tokenizer_config.json", "[{}]"},
     };
     struct text *text = NULL;
     struct err err = {0};
