@@ -167,6 +167,10 @@ void serve_report(const struct serve *serve) {
     log_info("limits", "max_num_seqs=%d max_num_batched_tokens=%d max_num_queued_reqs=%d requests_of_full_length=%.1f",
              i->max_num_seqs, i->max_num_batched_tokens, serve->options.max_num_queued_reqs,
              i->max_model_len > 0 ? (double)i->pages_total * i->page_size / i->max_model_len : 0.0);
+    const char *unread = text_info(serve->load.text)->chat_template_error;
+    if (unread)
+        log_warning("the model's chat template cannot be read: chats are refused; --chat-template gives another",
+                    "why=%s", log_quote(unread).text);
     const struct buf *changed = &serve->options.changed;
     log_info("configuration", "given=%s", log_quote(changed->bytes ? changed->data : "").text);
     log_info("phase", "name=tokenizer seconds=%.3f beside=model", serve->load.text_seconds);

@@ -21,11 +21,9 @@ void chat_set_template(struct text *text, const char *source, size_t bytes) {
     jinja_free(text->jinja);
     text->jinja = NULL;
     text->template_err = (struct err){0};
-    if (jinja_compile(source, bytes, &text->jinja, &text->template_err) != 0) {
-        text->jinja = NULL;
-        err_prefix(&text->template_err, "the chat template");
-    }
+    if (jinja_compile(source, bytes, &text->jinja, &text->template_err) != 0) text->jinja = NULL;
     text->info.has_chat_template = text->jinja != NULL;
+    text->info.chat_template_error = text->jinja != NULL ? NULL : text->template_err.text;
 }
 
 /* Fills vars[]: special tokens, then what the request adds (which may replace them), then what nothing replaces. */
@@ -130,8 +128,7 @@ static int render(const struct text *text, const struct chat_input *input, struc
                   struct jinja_spans *untrusted, struct err *err) {
     if (text->jinja == NULL) {
         if (text->template_err.code == 0) return err_set(err, ERR_UNSUPPORTED, "the model has no chat template");
-        if (err != NULL) *err = text->template_err;
-        return text->template_err.code;
+        return err_set(err, ERR_UNSUPPORTED, "the model's chat template cannot be read: %s", text->template_err.text);
     }
     struct jinja_var vars[NAMED_TOKENS + KWARGS_MAX + FIXED_VARS];
     struct jinja_input bound = {.vars = vars,

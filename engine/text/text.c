@@ -60,6 +60,7 @@ int text_open(const char *model_path, const struct text_options *options, struct
         if (text->jinja == NULL) { /* asked for by a flag, so it must work */
             if (err != NULL) *err = text->template_err;
             code = text->template_err.code;
+            err_prefix(err, "the chat template");
         }
     }
     return text_done(text, code, out);

@@ -34,6 +34,7 @@ struct text_info {
     int32_t eos_count;
     bool add_bos; /* completion prompts get bos in front (TEXT_ADD_SPECIAL) */
     bool has_chat_template;
+    const char *chat_template_error; /* why the model's template cannot be read; NULL: it can, or there is none */
     struct generation_defaults defaults;
 };
 
@@ -72,7 +73,8 @@ struct chat_input {
 };
 
 /* Renders the model's chat template into `out`, within its step, output and depth budgets (ERR_INVALID when it passes
- * them, or when the template itself raises: its sentence is the error). ERR_UNSUPPORTED: the model has no template. */
+ * them, or when the template itself raises: its sentence is the error). ERR_UNSUPPORTED: the model has no template, or
+ * one that cannot be read. */
 int text_render_chat(const struct text *text, const struct chat_input *input, struct buf *out, struct err *err);
 
 /* Renders and encodes in one go: the template's own markers become special ids, what stands in message contents does

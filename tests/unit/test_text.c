@@ -375,8 +375,10 @@ static void test_no_template(void **state) {
     folder_put("chat_template.jinja", "{% for %}"); /* broken: completions still work, a chat request hears why */
     text = open_folder();
     assert_false(text_info(text)->has_chat_template);
-    assert_int_equal(text_render_chat(text, &input, &out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.text, "chat template"));
+    assert_non_null(text_info(text)->chat_template_error);
+    assert_int_equal(text_render_chat(text, &input, &out, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "the model's chat template cannot be read: "));
+    assert_non_null(strstr(err.text, text_info(text)->chat_template_error));
     text_close(text);
     buf_deinit(&out);
 }
