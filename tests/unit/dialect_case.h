@@ -203,8 +203,8 @@ static inline void case_event(struct case_run *run, int32_t index, const char *i
     }
     struct event_parts parts = {
         .head = {.sample = index % (int32_t)run->ask.n,
-                 .finish = finish,
-                 .stop_kind = stop_kind,
+                 .finish = (int32_t)finish,
+                 .stop_kind = (int32_t)stop_kind,
                  .stop_value = stop_value,
                  .prompt_tokens = 3,
                  .cached_tokens = 2,
