@@ -38,7 +38,10 @@ static int read_config(const char *folder, const char *name, struct cJSON **out,
     code = json_parse((const char *)map.data, map.bytes, json_limits_request, out, err);
     file_map_close(&map);
     if (code != 0) return err_prefix(err, "%s", name);
-    return cJSON_IsObject(*out) ? 0 : err_set(err, ERR_INVALID, "%s is no JSON object", name);
+    if (cJSON_IsObject(*out)) return 0;
+    cJSON_Delete(*out);
+    *out = NULL;
+    return err_set(err, ERR_INVALID, "%s is no JSON object", name);
 }
 
 static int load_tokenizer(struct text *text, const char *folder, struct err *err) {
