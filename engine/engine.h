@@ -85,7 +85,7 @@ void engine_close(struct engine *engine);
 const struct engine_info *engine_info(const struct engine *engine);
 
 /* Gives the text that engine_open did not get, once, before the first submit: so that both can be loaded side by side.
- */
+ * Ids beyond its vocabulary are never drawn from then on. ERR_NOMEM. */
 int engine_set_text(struct engine *engine, const struct text *text, struct err *err);
 
 /* Hands in a request: copied, checked and queued. ERR_INVALID: never fits or malformed; ERR_EXHAUSTED: queue full;

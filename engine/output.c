@@ -48,6 +48,7 @@ struct output *output_open(struct admission *admission, int32_t sample) {
 
 void output_close(struct output *o) {
     stops_deinit(&o->stops);
+    buf_deinit(&o->piece);
     buf_deinit(&o->ids);
     buf_deinit(&o->text);
     buf_deinit(&o->logprobs);
@@ -78,11 +79,11 @@ static bool text_push(struct output *o, const struct text *text, int32_t id) {
         detok_push(&o->detok, text, id, &o->text);
         return false;
     }
-    struct buf piece = {0};
-    detok_push(&o->detok, text, id, &piece);
     int32_t match = -1;
-    if (piece.bytes) match = stops_push(&o->stops, piece.data, piece.bytes, a->flags & REQUEST_KEEP_STOP, &o->text);
-    buf_deinit(&piece);
+    buf_clear(&o->piece);
+    detok_push(&o->detok, text, id, &o->piece);
+    if (o->piece.bytes)
+        match = stops_push(&o->stops, o->piece.data, o->piece.bytes, a->flags & REQUEST_KEEP_STOP, &o->text);
     if (match < 0) return false;
     o->stop_kind = STOP_STRING;
     o->stop_value = match;

@@ -27,6 +27,7 @@ struct output {
     int32_t sample;
     struct detok detok;
     struct stops stops;
+    struct buf piece; /* one token's text on its way to `stops`; kept, so that a token allocates nothing */
     /* Not yet sent: */
     struct buf ids;       /* int32_t */
     struct buf text;      /* UTF-8 */
