@@ -5,6 +5,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/arith.h"
 #include "engine/base/check.h"
+#include "kernels/cpu/cpu_ops.h"
 
 /* Items a worker should find: with 6 of them each, the last one to end is at most a sixth of a share late. */
 #define ITEMS_A_WORKER 6
@@ -46,8 +47,8 @@ struct attention_workspace attention_workspace_of(int64_t pairs, int32_t n_heads
     return w;
 }
 
-size_t attention_workspace_bytes(int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max, int32_t n_heads,
-                                 int32_t head_dim) {
+size_t cpu_attention_bytes(const struct backend *backend, int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max,
+                           int32_t n_heads, int32_t head_dim) {
     int64_t pairs = (int64_t)tokens_max * i32_ceil_div(kv_len_max, ATTENTION_SPLIT);
     return attention_workspace_of(i64_min(pairs, ATTENTION_PAIRS_MAX), n_heads, head_dim).bytes;
 }
@@ -205,5 +206,7 @@ const struct attention_plan *attention_plan_build(const struct attention_plan_op
     items_sort(plan, tiles, items);
     plan->tiles = tiles;
     plan->items = items;
+    if (plan->pair_count)
+        plan->workspace_bytes = attention_workspace_of(plan->pair_count, plan->n_heads, plan->head_dim).bytes;
     return plan;
 }

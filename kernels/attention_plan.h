@@ -15,6 +15,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Keys between two looks at the running maximum. 64 keys of 64 values in f32 are 16 KB: half of a first-level cache. */
 #define ATTENTION_BLOCK 64
 
@@ -55,11 +59,15 @@ struct attention_plan {
     int32_t head_tiles; /* head tiles of a token; tile h covers query heads of KV head h / (head_tiles / n_kv_heads) */
     int32_t tile_count, item_count, pair_count;
     int32_t counter_count;              /* head_tiles for each tile that is cut */
+    size_t workspace_bytes;             /* that op_attention needs with this plan */
     uint64_t keys;                      /* sum over queries of the keys each sees: for bytes and flops */
     uint64_t keys_read;                 /* sum over tiles of the keys that are read */
     const struct attention_tile *tiles; /* [tile_count] */
     const struct attention_item *items; /* [item_count] most work first */
 };
+
+/* The CPU's plan, in the arena. */
+const struct attention_plan *attention_plan_build(const struct attention_plan_options *options, struct arena *arena);
 
 /* Rows of a tile at most, query heads of a head tile for this shape, and query tokens of a tile. */
 int32_t attention_tile_rows(int32_t head_dim);
@@ -73,5 +81,9 @@ struct attention_workspace {
 
 /* For so many pairs and query heads; SIZE_MAX in bytes on overflow. */
 struct attention_workspace attention_workspace_of(int64_t pairs, int32_t n_heads, int32_t head_dim);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

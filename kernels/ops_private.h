@@ -25,20 +25,39 @@ static inline int64_t span(int64_t rows, int64_t cols, int64_t stride) {
     return rows > 0 ? (rows - 1) * stride + cols : 0;
 }
 
-/* True when [a, a + a_values) and [b, b + b_values) of f32 share no byte. */
-static inline bool apart(const void *a, int64_t a_values, const void *b, int64_t b_values) {
-    uintptr_t a0 = (uintptr_t)a, b0 = (uintptr_t)b;
-    return a0 + (uintptr_t)a_values * 4 <= b0 || b0 + (uintptr_t)b_values * 4 <= a0;
+/* Bytes of one activation. */
+static inline int64_t act_bytes(const struct backend *backend) {
+    return backend->info.activation_dtype == DTYPE_F32 ? 4 : 2;
 }
 
-static inline int64_t launch_begin(const struct backend *backend) {
-    return __builtin_expect(backend->profiling, 0) ? clock_now_ns() : 0;
+static inline bool aligned_act(const struct backend *backend, const void *p) {
+    return p && ((uintptr_t)p & (uintptr_t)(act_bytes(backend) - 1)) == 0;
+}
+
+/* True when [a, a + a_values) and [b, b + b_values) of activations share no byte. */
+static inline bool apart(const struct backend *backend, const void *a, int64_t a_values, const void *b,
+                         int64_t b_values) {
+    uintptr_t a0 = (uintptr_t)a, b0 = (uintptr_t)b, bytes = (uintptr_t)act_bytes(backend);
+    return a0 + (uintptr_t)a_values * bytes <= b0 || b0 + (uintptr_t)b_values * bytes <= a0;
+}
+
+/* What op_kv_write, op_qkv_finish, op_kv_copy, op_decode_stack and op_attention ask of the cache and of the batch. */
+bool kv_layer_valid(const struct backend *backend, const struct kv_layer *kv);
+bool attention_shape_valid(const struct attention_shape *shape);
+
+/* The device's own clock where it has one, else the host's. */
+static inline int64_t launch_begin(struct backend *backend) {
+    if (__builtin_expect(!backend->profiling, 1)) return 0;
+    if (backend->table->profile_begin) return backend->table->profile_begin(backend);
+    return clock_now_ns();
 }
 
 static inline void launch_end(struct backend *backend, enum op_kind kind, int64_t begin_ns, int64_t bytes,
                               int64_t flops) {
-    if (__builtin_expect(backend->profiling, 0))
-        backend_profile_add(backend, kind, (uint64_t)bytes, (uint64_t)flops, (uint64_t)(clock_now_ns() - begin_ns));
+    if (__builtin_expect(!backend->profiling, 1)) return;
+    uint64_t ns =
+        backend->table->profile_end ? backend->table->profile_end(backend) : (uint64_t)(clock_now_ns() - begin_ns);
+    backend_profile_add(backend, kind, (uint64_t)bytes, (uint64_t)flops, ns);
 }
 
 #endif

@@ -11,6 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define SAMPLE_LOGPROBS_MAX 20
 #define SAMPLE_GREEDY_BELOW 1e-5f
 
@@ -48,5 +52,9 @@ struct sample_result {
     int32_t top_ids[SAMPLE_LOGPROBS_MAX]; /* [top_count], best first, lowest id first among equals */
     float top_logprobs[SAMPLE_LOGPROBS_MAX];
 };
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -2,13 +2,14 @@
 #include "engine/base/arith.h"
 #include "engine/base/dtype.h"
 #include "kernels/backend_internal.h"
-#include "kernels/cpu/weight.h"
 
 enum { WEIGHT_PARTS_MAX = 16 };
 
 /* Rows of all parts together; false where the parts break the contract. */
-static bool parts_rows(const struct weight_part *parts, int32_t part_count, int64_t cols, int64_t *rows) {
+static bool parts_rows(const struct weight_part *parts, int32_t part_count, int64_t cols, unsigned flags,
+                       int64_t *rows) {
     *rows = 0;
+    if ((flags & WEIGHT_GATED) && (part_count != 2 || parts[0].rows != parts[1].rows)) return false;
     if (part_count < 1 || part_count > WEIGHT_PARTS_MAX || cols < 1 || cols > INT32_MAX) return false;
     for (int32_t i = 0; i < part_count; i++) {
         size_t row_bytes;
@@ -22,21 +23,32 @@ static bool parts_rows(const struct weight_part *parts, int32_t part_count, int6
 bool weight_prepared_bytes(const struct backend *backend, const struct weight_part *parts, int32_t part_count,
                            int64_t cols, unsigned flags, size_t *bytes) {
     int64_t rows;
-    if (!parts_rows(parts, part_count, cols, &rows)) return false;
-    return cpu_weight_bytes(backend, parts, part_count, cols, bytes);
+    if (!parts_rows(parts, part_count, cols, flags, &rows)) return false;
+    return backend->table->weight_bytes(backend, parts, part_count, cols, flags, bytes);
 }
 
 int weight_prepare(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
                    unsigned flags, struct weight **out, struct err *err) {
     int64_t rows;
-    if (!parts_rows(parts, part_count, cols, &rows))
+    if (!parts_rows(parts, part_count, cols, flags, &rows))
         return err_set(err, ERR_INVALID, "a weight of %lld columns in %d parts breaks the contract", (long long)cols,
                        part_count);
-    return cpu_weight_prepare(backend, parts, part_count, rows, cols, flags, out, err);
+    return backend->table->weight_prepare(backend, parts, part_count, rows, cols, flags, out, err);
+}
+
+int weight_dummy(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
+                 unsigned flags, uint64_t seed, struct weight **out, struct err *err) {
+    int64_t rows;
+    if (!backend->table->weight_dummy)
+        return err_set(err, ERR_UNSUPPORTED, "this device makes no random weights of its own");
+    if (!parts_rows(parts, part_count, cols, flags, &rows))
+        return err_set(err, ERR_INVALID, "a weight of %lld columns in %d parts breaks the contract", (long long)cols,
+                       part_count);
+    return backend->table->weight_dummy(backend, parts, part_count, rows, cols, flags, seed, out, err);
 }
 
 void weight_free(struct backend *backend, struct weight *weight) {
-    if (weight) cpu_weight_free(backend, weight);
+    if (weight) backend->table->weight_free(backend, weight);
 }
 
 int64_t weight_rows(const struct weight *weight) {

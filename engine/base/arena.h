@@ -5,6 +5,10 @@
 
 #include <stddef.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct arena_chunk;
 
 struct arena {
@@ -18,5 +22,9 @@ void arena_reset(struct arena *arena);
 void *arena_alloc(struct arena *arena, size_t count, size_t bytes); /* uninitialised, 64-byte aligned */
 
 #define ARENA_ARRAY(arena, type, count) ((type *)arena_alloc((arena), (size_t)(count), sizeof(type)))
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum dtype {
     DTYPE_F32,
     DTYPE_F16,
@@ -30,5 +34,9 @@ const struct dtype_info *dtype_info(enum dtype dtype);
 
 /* Bytes of one row of `cols` values; false when cols is no whole number of blocks or the product overflows. */
 bool dtype_row_bytes(enum dtype dtype, int64_t cols, size_t *bytes);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -8,6 +8,10 @@
 
 #include <stdarg.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum err_code {
     ERR_INVALID = -1,     /* bad input: the client's or the file's fault (400, exit 2) */
     ERR_NOT_FOUND = -2,   /* no such model, file, key (404, exit 2) */
@@ -34,5 +38,9 @@ int err_set_field(struct err *err, int code, const char *field, const char *form
 
 /* Puts "prefix: " before the text already in `err`; keeps code and field. Returns err->code. */
 int err_prefix(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -177,18 +177,21 @@ static struct sample_result *results_of(struct model *model, const struct batch 
     return model->results + (batch->step & 1) * (size_t)model->limits.max_num_seqs;
 }
 
-static int rows_sample(struct model *model, const struct batch *batch, struct err *err) {
+static int rows_sample(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
     if (batch->rows == 0) return 0;
-    const struct op_sample_args args = {.state = model->sample_state,
-                                        .logits = model_at(model, model->at.logits),
-                                        .logits_stride = model->spec.vocab,
-                                        .rows = batch->rows,
-                                        .vocab = model->sample_vocab,
-                                        .row = batch->sampling,
-                                        .results = results_of(model, batch),
-                                        .workspace = model_at(model, model->at.sample),
-                                        .workspace_bytes = model->at.sample_bytes};
-    return op_sample(model->backend, &args, err);
+    const struct sample_pack_args pack = {.state = model->sample_state,
+                                          .row = batch->sampling,
+                                          .rows = batch->rows,
+                                          .rows_padded = batch->rows,
+                                          .results = results_of(model, batch)};
+    struct op_sample_args args = {.state = model->sample_state,
+                                  .logits = model_at(model, model->at.logits),
+                                  .logits_stride = model->spec.vocab,
+                                  .vocab = model->sample_vocab,
+                                  .workspace = model_at(model, model->at.sample),
+                                  .workspace_bytes = model->at.sample_bytes};
+    int rc = sample_pack(model->backend, &pack, arena, &args.batch, err);
+    return rc ? rc : op_sample(model->backend, &args, err);
 }
 
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
@@ -198,7 +201,7 @@ int model_launch(struct model *model, const struct batch *batch, struct arena *a
     if (rc == 0) rc = page_table_update(model, batch, arena, err);
     if (rc == 0) rc = pages_copy(model, batch, arena, err);
     if (rc == 0 && batch->tokens > 0) rc = model_forward(model, batch, arena, err);
-    return rc ? rc : rows_sample(model, batch, err);
+    return rc ? rc : rows_sample(model, batch, arena, err);
 }
 
 int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err) {

@@ -204,7 +204,7 @@ static void embed(struct pass *p) {
     const struct op_embed_args args = {.table = model->embed,
                                        .token_ids = batch->token_ids,
                                        .token_slots = batch->token_slots,
-                                       .last_token = sample_state_last_token(model->sample_state),
+                                       .last_token = sample_state_last_token(model->backend, model->sample_state),
                                        .tokens = batch->tokens,
                                        .hidden = model->spec.hidden,
                                        .scale = model->spec.embed_scale,
@@ -258,11 +258,10 @@ static void plans_build(struct pass *p, struct arena *arena) {
                                              .n_heads = spec->n_heads,
                                              .n_kv_heads = spec->n_kv_heads,
                                              .head_dim = spec->head_dim,
-                                             .page_size = model->limits.page_size,
-                                             .workers = backend_info(model->backend)->threads};
-    if (full) p->plan = attention_plan_build(&options, arena);
+                                             .page_size = model->limits.page_size};
+    if (full) p->plan = attention_plan_make(model->backend, &options, arena);
     options.window = spec->window;
-    if (windowed) p->window_plan = attention_plan_build(&options, arena);
+    if (windowed) p->window_plan = attention_plan_make(model->backend, &options, arena);
 }
 
 int model_forward(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {

@@ -37,10 +37,10 @@ bool workspace_layout(const struct model_spec *spec, const struct backend *backe
     out->logits = carve(&c, rows, (size_t)spec->vocab, sizeof(float));
     out->rope = carve(&c, (size_t)limits->max_model_len, (size_t)spec->rotary_dim, sizeof(float));
     out->pages = carve(&c, rows, (size_t)i32_ceil_div(limits->max_model_len, limits->page_size), sizeof(int32_t));
-    out->attention_bytes = attention_workspace_bytes(limits->max_num_batched_tokens, limits->max_num_seqs,
+    out->attention_bytes = attention_workspace_bytes(backend, limits->max_num_batched_tokens, limits->max_num_seqs,
                                                      limits->max_model_len, spec->n_heads, spec->head_dim);
     out->attention = carve(&c, 1, 1, out->attention_bytes);
-    out->sample_bytes = sample_workspace_bytes(limits->max_num_seqs, spec->vocab);
+    out->sample_bytes = sample_workspace_bytes(backend, limits->max_num_seqs, spec->vocab);
     out->sample = carve(&c, 1, 1, out->sample_bytes);
     out->bytes = c.at;
     return c.ok;
@@ -52,13 +52,13 @@ bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *lim
            size_mul(bytes, (size_t)limits->page_size, &bytes) && size_align(bytes, 64, layer_page_bytes);
 }
 
-static int limits_check(const struct model_limits *limits, struct err *err) {
+static int limits_check(const struct backend *backend, const struct model_limits *limits, struct err *err) {
     if (limits->max_num_seqs < 1 || limits->max_num_batched_tokens < 1 || limits->max_model_len < 1 ||
         limits->page_size < 1)
         return err_set(err, ERR_INVALID, "a limit of the model is below 1");
-    if (limits->kv_dtype != DTYPE_F16 && limits->kv_dtype != DTYPE_F32)
-        return err_set(err, ERR_UNSUPPORTED, "a KV cache of %s is not supported (f16 and f32 are)",
-                       dtype_info(limits->kv_dtype)->name);
+    if (!(backend_info(backend)->kv_dtypes >> limits->kv_dtype & 1))
+        return err_set(err, ERR_UNSUPPORTED, "a KV cache of %s is not supported on this device (its own is %s)",
+                       dtype_info(limits->kv_dtype)->name, dtype_info(backend_info(backend)->kv_dtype_default)->name);
     return 0;
 }
 
@@ -66,13 +66,13 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
                       struct model_memory *out, struct err *err) {
     struct workspace workspace;
     size_t layer_page_bytes;
-    int rc = limits_check(limits, err);
+    int rc = limits_check(backend, limits, err);
     if (rc) return rc;
     if (!workspace_layout(&files->spec, backend, limits, &workspace) ||
         !kv_page_bytes(&files->spec, limits, &layer_page_bytes) ||
         !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
-    if (!size_add(workspace.bytes, sample_state_bytes(limits->max_num_seqs, files->spec.vocab), &out->workspace_bytes))
+    if (!size_add(workspace.bytes, sample_state_bytes(backend, limits->max_num_seqs, files->spec.vocab), &out->workspace_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
     return weights_plan(files, backend, &out->weight_bytes, err);

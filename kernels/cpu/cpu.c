@@ -42,7 +42,10 @@ int cpu_open(struct backend *backend, const struct backend_options *options, str
     info->threads = threads;
     machine_memory(&info->memory_total_bytes, &info->memory_free_bytes);
     info->activation_dtype = DTYPE_F32;
+    info->kv_dtype_default = DTYPE_F16;
+    info->kv_dtypes = 1u << DTYPE_F16 | 1u << DTYPE_F32;
     backend->cpu = cpu;
+    backend->table = &cpu_table;
     return 0;
 }
 

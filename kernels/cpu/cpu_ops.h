@@ -16,9 +16,15 @@ int cpu_op_kv_write(struct backend *backend, const struct op_kv_write_args *args
 int cpu_op_attention(struct backend *backend, const struct op_attention_args *args, struct err *err);
 int cpu_op_kv_copy(struct backend *backend, const struct op_kv_copy_args *args, struct err *err);
 int cpu_op_sample_reset(struct backend *backend, const struct op_sample_reset_args *args, struct err *err);
+int cpu_op_table_update(struct backend *backend, const struct op_table_update_args *args, struct err *err);
 int cpu_op_sample(struct backend *backend, const struct op_sample_args *args, struct err *err);
 
-size_t cpu_sample_state_bytes(int32_t slots, int32_t vocab);
+size_t cpu_attention_bytes(const struct backend *backend, int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max,
+                           int32_t n_heads, int32_t head_dim);
+size_t cpu_sample_workspace(const struct backend *backend, int32_t rows_max, int32_t vocab);
+int cpu_sample_pack(struct backend *backend, const struct sample_pack_args *args, struct arena *arena,
+                    const struct sample_batch **out, struct err *err);
+size_t cpu_sample_state_bytes(const struct backend *backend, int32_t slots, int32_t vocab);
 int cpu_sample_state_open(struct backend *backend, int32_t slots, int32_t vocab, struct sample_state **out,
                           struct err *err);
 void cpu_sample_state_close(struct backend *backend, struct sample_state *state);

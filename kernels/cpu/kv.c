@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "engine/base/check.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/dense.h"
 
@@ -61,5 +62,16 @@ int cpu_op_kv_copy(struct backend *backend, const struct op_kv_copy_args *args, 
     for (int32_t i = 0; i < args->count; i++)
         memmove((char *)kv->base + (size_t)args->dst_pages[i] * kv->page_stride_bytes,
                 (const char *)kv->base + (size_t)args->src_pages[i] * kv->page_stride_bytes, bytes);
+    return 0;
+}
+
+int cpu_op_table_update(struct backend *backend, const struct op_table_update_args *args, struct err *err) {
+    const int32_t count = args->capacity ? *args->count : 0;
+    CHECK(count >= 0 && count <= args->capacity);
+    for (int32_t i = 0; i < count; i++) {
+        const struct kv_table_delta *delta = &args->deltas[i];
+        CHECK(delta->slot >= 0 && delta->slot < args->slots && delta->index >= 0 && delta->index < args->max_pages);
+        args->pages[(size_t)delta->slot * (size_t)args->max_pages + (size_t)delta->index] = delta->page;
+    }
     return 0;
 }

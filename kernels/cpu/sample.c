@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/base/arith.h"
+#include "engine/base/arena.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/philox.h"
 #include "kernels/cpu/sample_kernels.h"
@@ -29,8 +30,16 @@ struct sample_area {
     float *groups;                  /* [SAMPLE_GROUPS_MAX(vocab)] */
 };
 
+/* The host is the device here: what was handed in is what the rows read. */
+struct cpu_sample_batch {
+    struct sample_batch base;
+    const struct sample_row *row;
+    struct sample_result *results;
+};
+
 struct sample_launch {
     const struct op_sample_args *args;
+    const struct cpu_sample_batch *batch;
     struct cpu_sample_state *state;
     const struct sample_kernels *kernels;
     size_t area_bytes;
@@ -62,7 +71,7 @@ static size_t area_bytes(int64_t vocab) {
     return (doubles + floats + 63) / 64 * 64;
 }
 
-size_t sample_workspace_bytes(int32_t rows_max, int32_t vocab) {
+size_t cpu_sample_workspace(const struct backend *backend, int32_t rows_max, int32_t vocab) {
     return (size_t)i64_max(1, i64_min(rows_max, SAMPLE_AREAS_MAX)) * area_bytes(vocab);
 }
 
@@ -337,8 +346,8 @@ static void logprobs_fill(struct sample_work *work, const float *logits, struct 
 static void row_sample(const struct sample_launch *launch, int64_t r, int64_t area) {
     const struct op_sample_args *args = launch->args;
     const float *logits = args->logits + r * args->logits_stride;
-    struct sample_result *result = &args->results[r];
-    struct sample_work work = {.launch = launch, .row = &args->row[r], .vocab = args->vocab};
+    struct sample_result *result = &launch->batch->results[r];
+    struct sample_work work = {.launch = launch, .row = &launch->batch->row[r], .vocab = args->vocab};
     work.area = area_of(launch, area);
     logits_process(&work, logits);
     result->id = token_choose(&work);
@@ -355,22 +364,32 @@ static void row_sample(const struct sample_launch *launch, int64_t r, int64_t ar
 
 static void sample_tile(void *ctx, int64_t tile, int32_t worker) {
     const struct sample_launch *launch = ctx;
-    for (int64_t r = tile; r < launch->args->rows; r += launch->stride)
+    for (int64_t r = tile; r < launch->batch->base.rows; r += launch->stride)
         row_sample(launch, r, launch->by_worker ? worker : tile);
+}
+
+int cpu_sample_pack(struct backend *backend, const struct sample_pack_args *args, struct arena *arena,
+                    const struct sample_batch **out, struct err *err) {
+    struct cpu_sample_batch *batch = ARENA_ARRAY(arena, struct cpu_sample_batch, 1);
+    *batch = (struct cpu_sample_batch){{args->rows, args->rows_padded}, args->row, args->results};
+    *out = &batch->base;
+    return 0;
 }
 
 /* With an area for each worker a tile is one row; a team larger than that shares the rows out over the areas. */
 int cpu_op_sample(struct backend *backend, const struct op_sample_args *args, struct err *err) {
     const struct cpu *cpu = backend->cpu;
-    int64_t areas = i64_max(1, i64_min(args->rows, SAMPLE_AREAS_MAX));
+    const struct cpu_sample_batch *batch = (const struct cpu_sample_batch *)(const void *)args->batch;
+    int64_t rows = batch->base.rows, areas = i64_max(1, i64_min(rows, SAMPLE_AREAS_MAX));
     struct sample_launch launch = {
         .args = args,
+        .batch = batch,
         .state = (struct cpu_sample_state *)args->state,
         .kernels = sample_kernels_get(cpu->isa),
         .area_bytes = area_bytes(args->vocab),
         .by_worker = team_threads(cpu->team) <= areas,
     };
-    launch.stride = launch.by_worker ? args->rows : areas;
-    team_run(cpu->team, sample_tile, &launch, i64_min(args->rows, launch.stride));
+    launch.stride = launch.by_worker ? rows : areas;
+    team_run(cpu->team, sample_tile, &launch, i64_min(rows, launch.stride));
     return 0;
 }

@@ -9,7 +9,7 @@ static bool state_sizes(int32_t slots, int32_t vocab, size_t *tokens, size_t *ta
            size_mul(*table, 2 * sizeof(int32_t), bytes) && size_add(*bytes, *tokens, bytes);
 }
 
-size_t cpu_sample_state_bytes(int32_t slots, int32_t vocab) {
+size_t cpu_sample_state_bytes(const struct backend *backend, int32_t slots, int32_t vocab) {
     size_t tokens, table, bytes;
     return state_sizes(slots, vocab, &tokens, &table, &bytes) ? bytes : SIZE_MAX;
 }

@@ -38,7 +38,7 @@ static bool segments_plan(const struct weight_part *parts, int32_t part_count, i
 }
 
 bool cpu_weight_bytes(const struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
-                      size_t *bytes) {
+                      unsigned flags, size_t *bytes) {
     int32_t count;
     struct weight_segment *segments = mem_zalloc((size_t)part_count, sizeof *segments);
     bool ok = segments_plan(parts, part_count, cols, segments, &count, bytes);

@@ -44,7 +44,7 @@ struct group_layout {
 struct group_layout group_layout(enum dtype dtype, int64_t cols);
 
 bool cpu_weight_bytes(const struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
-                      size_t *bytes);
+                      unsigned flags, size_t *bytes);
 int cpu_weight_prepare(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t rows,
                        int64_t cols, unsigned flags, struct weight **out, struct err *err);
 void cpu_weight_free(struct backend *backend, struct weight *weight);

@@ -199,7 +199,7 @@ static void bench_attention(const struct bench *bench, int32_t seqs, int32_t que
     struct kv_layer kv = {.dtype = dtype, .page_size = PAGE, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
     kv.page_stride_bytes = 2 * KV_HEADS * PAGE * HEAD_DIM * (size_t)dtype_info(dtype)->block_bytes;
     size_t pool = (size_t)(seqs * max_pages) * kv.page_stride_bytes;
-    size_t space = attention_workspace_bytes((int32_t)tokens, seqs, kv_len, HEADS, HEAD_DIM);
+    size_t space = attention_workspace_bytes(bench->backend, (int32_t)tokens, seqs, kv_len, HEADS, HEAD_DIM);
     void *workspace = NULL;
     check(backend_alloc(bench->backend, MEMORY_KV, LAYERS * pool, &kv.base, &err), &err);
     check(backend_alloc(bench->backend, MEMORY_WORKSPACE, space, &workspace, &err), &err);
@@ -224,7 +224,7 @@ static void bench_attention(const struct bench *bench, int32_t seqs, int32_t que
                                               .shape = shape,
                                               .kv = kv,
                                               .table = {table, max_pages},
-                                              .plan = attention_plan_build(&options, &arena),
+                                              .plan = attention_plan_make(bench->backend, &options, &arena),
                                               .workspace = workspace,
                                               .workspace_bytes = space,
                                               .scale = 0.125f};
@@ -282,7 +282,7 @@ static void bench_sample(const struct bench *bench, int32_t rows) {
     float *logits = logits_random(rows);
     struct sample_row *row = mem_zalloc((size_t)rows, sizeof *row);
     struct sample_result *results = mem_zalloc((size_t)rows, sizeof *results);
-    size_t space = sample_workspace_bytes(rows, VOCAB);
+    size_t space = sample_workspace_bytes(bench->backend, rows, VOCAB);
     void *workspace = NULL;
     check(backend_alloc(bench->backend, MEMORY_WORKSPACE, space, &workspace, &err), &err);
     check(sample_state_open(bench->backend, rows, VOCAB, &state, &err), &err);
@@ -297,9 +297,15 @@ static void bench_sample(const struct bench *bench, int32_t rows) {
             struct op_sample_reset_args reset = {state, r, track, prompt, NULL, 1000, 0};
             check(op_sample_reset(bench->backend, &reset, &err), &err);
         }
-        struct op_sample_args args = {state, logits, VOCAB, rows, VOCAB, row, results, workspace, space};
+        struct sample_pack_args pack = {
+            .state = state, .row = row, .rows = rows, .rows_padded = rows, .results = results};
+        struct op_sample_args args = {state, logits, VOCAB, VOCAB, NULL, workspace, space};
+        struct arena arena;
+        arena_init(&arena);
+        check(sample_pack(bench->backend, &pack, &arena, &args.batch, &err), &err);
         snprintf(name, sizeof name, "sample %dx: %s", rows, cases[c].name);
         bench_run(bench, name, run_op_sample, &args);
+        arena_deinit(&arena);
     }
     sample_state_close(bench->backend, state);
     backend_free(bench->backend, MEMORY_WORKSPACE, workspace, space);

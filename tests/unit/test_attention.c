@@ -2,6 +2,8 @@
  * depend on that query alone: not on the batch, the chunk, the number of threads, nor on which pages hold the keys. */
 #include "ops_support.h"
 
+#include "kernels/cpu/cpu_ops.h"
+
 #include "kernels/attention_plan.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -129,7 +131,7 @@ static void world_run(struct world *w, struct backend *backend, int32_t workers,
     struct attention_plan_options options = {shape,        c->n_heads, c->n_kv_heads, c->head_dim,
                                              c->page_size, c->window,  workers};
     const struct attention_plan *plan = attention_plan_build(&options, &arena);
-    size_t bytes = attention_workspace_bytes(tokens, seqs, longest, c->n_heads, c->head_dim);
+    size_t bytes = attention_workspace_bytes(backend, tokens, seqs, longest, c->n_heads, c->head_dim);
     void *workspace = NULL;
     TEST_ERR_PASS(backend_alloc(backend, MEMORY_WORKSPACE, bytes, &workspace, err));
     memset(workspace, 0xff, bytes); /* an op finds there what another has left */
@@ -360,7 +362,7 @@ static void plan_check(const struct attention_plan_options *options, uint64_t *s
     for (int32_t i = 0; i < plan->tile_count; i++) assert_int_equal(covered[i], plan->tiles[i].split_count);
     assert_int_equal(pairs, plan->pair_count);
     assert_true(attention_workspace_of(pairs, plan->n_heads, plan->head_dim).bytes <=
-                attention_workspace_bytes(shape->tokens, shape->seqs, longest, plan->n_heads, plan->head_dim));
+                cpu_attention_bytes(NULL, shape->tokens, shape->seqs, longest, plan->n_heads, plan->head_dim));
     free(covered), free(queries);
     arena_deinit(&arena);
 }

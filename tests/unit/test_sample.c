@@ -10,16 +10,29 @@
 static const struct sample_params plain = {
     .temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f, .repetition_penalty = 1.0f};
 
+/* One op_sample of rows packed just before. ERR_INVALID when either refuses. */
+static int sample_launch(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
+                         const struct sample_row *row, int32_t rows, struct sample_result *results, void *workspace,
+                         size_t bytes, struct err *err) {
+    struct arena arena;
+    struct sample_pack_args pack = {.state = state, .row = row, .rows = rows, .rows_padded = rows, .results = results};
+    struct op_sample_args args = {state, logits, vocab, vocab, NULL, workspace, bytes};
+    arena_init(&arena);
+    int rc = sample_pack(backend, &pack, &arena, &args.batch, err);
+    if (rc == 0) rc = op_sample(backend, &args, err);
+    arena_deinit(&arena);
+    return rc;
+}
+
 /* One op_sample with a workspace of its own. */
 static void sample_rows(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
                         const struct sample_row *row, int32_t rows, struct sample_result *results) {
-    size_t bytes = sample_workspace_bytes(rows, vocab);
+    size_t bytes = sample_workspace_bytes(backend, rows, vocab);
     void *workspace = NULL;
     TEST_ERR_PASS(backend_alloc(backend, MEMORY_WORKSPACE, bytes, &workspace, err));
     memset(workspace, 0xff, bytes);
     memset(results, 0x55, (size_t)rows * sizeof *results);
-    struct op_sample_args args = {state, logits, vocab, rows, vocab, row, results, workspace, bytes};
-    TEST_ERR_PASS(op_sample(backend, &args, err));
+    TEST_ERR_PASS(sample_launch(backend, state, logits, vocab, row, rows, results, workspace, bytes, err));
     backend_free(backend, MEMORY_WORKSPACE, workspace, bytes);
 }
 
@@ -246,7 +259,7 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
                                .bias = (float[]){1000.0f},
                                .bias_count = 1};
     assert_int_equal(sample_one(backend, state, logits, vocab, &force).id, output[OUTPUT - 1]);
-    assert_int_equal(sample_state_last_token(state)[1], output[OUTPUT - 1]);
+    assert_int_equal(sample_state_last_token(backend, state)[1], output[OUTPUT - 1]);
     penalise(z, vocab, &params, prompt, PROMPT, output, OUTPUT);
     struct sample_result got = sample_one(backend, state, logits, vocab, &row);
     int32_t want = 0;
@@ -404,7 +417,7 @@ static void edges_all(struct backend *backend) {
             logits[at] = bad[b];
             assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, -1);
             assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, -1);
-            assert_int_equal(sample_state_last_token(state)[0], 0);
+            assert_int_equal(sample_state_last_token(backend, state)[0], 0);
             struct sample_row banned = greedy; /* not hidden by a ban */
             banned.banned = (int32_t[]){at};
             banned.banned_count = 1;
@@ -445,7 +458,7 @@ static void test_reset(void **unused) {
     assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10); /* 0.5 against 0.4 */
     reset.output_count = 0;
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
-    assert_int_equal(sample_state_last_token(state)[1], 0);
+    assert_int_equal(sample_state_last_token(backend, state)[1], 0);
     assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10);
     reset.track = false;
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
@@ -466,27 +479,35 @@ static void test_contract(void **unused) {
     float logits[VOCAB] = {0}, workspace[4096];
     struct sample_result result;
     struct sample_row row = {.params = plain};
-    struct op_sample_args args = {state, logits, VOCAB, 1, VOCAB, &row, &result, workspace, sizeof workspace};
     struct err refused = {0};
-    assert_int_equal(op_sample(backend, &args, &refused), 0);
+    assert_int_equal(
+        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused), 0);
     const struct sample_params wrong[] = {params_of(NAN, 0, 1, 0, 1),      params_of(-1, 0, 1, 0, 1),
                                           params_of(INFINITY, 0, 1, 0, 1), params_of(1, -1, 1, 0, 1),
                                           params_of(1, 0, 0, 0, 1),        params_of(1, 0, NAN, 0, 1),
                                           params_of(1, 0, 1, 2, 1),        params_of(1, 0, 1, 0, 0)};
     for (size_t i = 0; i < COUNT(wrong); i++) {
         row.params = wrong[i];
-        assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+        assert_int_equal(
+            sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
+            ERR_INVALID);
     }
     row.params = plain;
     row.logprobs = SAMPLE_LOGPROBS_MAX + 1;
-    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    assert_int_equal(
+        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
+        ERR_INVALID);
     row.logprobs = -1;
     row.banned = (int32_t[]){VOCAB};
     row.banned_count = 1;
-    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    assert_int_equal(
+        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
+        ERR_INVALID);
     row.banned_count = 0;
     row.slot = 1;
-    assert_int_equal(op_sample(backend, &args, &refused), ERR_INVALID);
+    assert_int_equal(
+        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
+        ERR_INVALID);
     sample_state_close(backend, state);
     backend_close(backend);
 }
