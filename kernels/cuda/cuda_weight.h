@@ -41,6 +41,12 @@ static inline bool cuda_weight_plain(const struct weight *weight) {
     return w->segment_count == 1 && w->segments[0].dtype == DTYPE_BF16;
 }
 
+/* True where gate and up lie in groups of CUDA_GATE_ROWS. A WEIGHT_GATED matrix whose halves differ in dtype (one of
+ * them quantised, or each in its own way) is two segments, one below the other. */
+static inline bool cuda_weight_interleaved(const struct weight *weight) {
+    return (weight->flags & WEIGHT_GATED) && cuda_weight_of(weight)->segment_count == 1;
+}
+
 bool cuda_weight_bytes(const struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
                        unsigned flags, size_t *bytes);
 int cuda_weight_prepare(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t rows,
