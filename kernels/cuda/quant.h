@@ -4,12 +4,12 @@
  *
  * A segment [rows, cols] of blocks of 32 columns is up to three arrays, each from a multiple of 256 bytes:
  *
- *   quants  [rows][blocks][16 or 32 bytes]; q4 and q5: 4 words a block; word t holds columns 8t .. 8t+7, column 8t + 2i
- *           in bits 4i .. 4i+3 and column 8t + 2i + 1 in bits 16+4i .. 16+4i+3, so that a mask leaves two neighbours in
- *           the halves of a word; q8: 32 signed bytes in order
- *   high    [rows][high_pitch] words (q5 only); byte t holds the fifth bits of columns 8t .. 8t+7: column 8t + 2i is
- * bit i, column 8t + 2i + 1 bit 4 + i scales  [rows][scale_pitch] f16 (q4_0, q5_0, q8_0) or pairs of f16, scale then
- * minimum (q4_1, q5_1)
+ * - quants [rows][blocks][16 or 32 bytes]. q4 and q5: 4 words a block; word t holds columns 8t .. 8t+7, column 8t + 2i
+ *   in bits 4i .. 4i+3 and column 8t + 2i + 1 in bits 16+4i .. 16+4i+3, so that a mask leaves two neighbours in the
+ *   halves of a word. q8: 32 signed bytes in order.
+ * - high [rows][high_pitch] words, q5 only: byte t holds the fifth bits of columns 8t .. 8t+7, of column 8t + 2i in bit
+ *   i, of column 8t + 2i + 1 in bit 4 + i.
+ * - scales [rows][scale_pitch] f16 (q4_0, q5_0, q8_0) or pairs of f16, scale then minimum (q4_1, q5_1).
  *
  * The pitches round the blocks up so that each row of each array begins at 16 bytes; what is added is zero. */
 #ifndef QUIRE_KERNELS_CUDA_QUANT_H

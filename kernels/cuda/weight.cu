@@ -131,7 +131,7 @@ enum { THREADS = 256, BLOCKS_MAX = 132 * 16 }; /* two waves of full multiprocess
 
 static unsigned grid_of(int64_t count) {
     const int64_t blocks = (count + THREADS - 1) / THREADS;
-    return (unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
+    return (unsigned)(blocks < BLOCKS_MAX ? blocks : (int64_t)BLOCKS_MAX);
 }
 
 extern "C" void weight_launch_rows(cudaStream_t stream, const unsigned char *raw, const struct weight_target *target,
