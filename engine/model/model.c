@@ -8,6 +8,9 @@
 #include "engine/base/mem.h"
 #include "engine/model/model_private.h"
 
+/* Each part of a reserved piece begins at a multiple of this. */
+#define RESERVE_ROUNDING ((size_t)512)
+
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static int workspace_open(struct model *model, const struct model_files *files, struct err *err) {
@@ -52,8 +55,17 @@ static int results_open(struct model *model, struct err *err) {
     int rc = backend_alloc(model->backend, MEMORY_PINNED, model->results_bytes, &p, err);
     if (rc) return rc;
     model->results = p;
-    return sample_state_open(model->backend, model->limits.max_num_seqs, model->sample_vocab, &model->sample_state,
+    return sample_state_open(model->backend, model->limits.max_num_seqs + 1, model->sample_vocab, &model->sample_state,
                              err);
+}
+
+/* One piece of device memory for each kind. The slack is for what an allocator rounds each of its parts up by. */
+static int memory_reserve(struct model *model, const struct model_memory *memory, struct err *err) {
+    size_t parts = 4 * (size_t)model->spec.layers + 64, slack = parts * RESERVE_ROUNDING;
+    size_t kv = memory->kv_page_bytes * (size_t)model->pages_total;
+    int rc = backend_reserve(model->backend, MEMORY_WEIGHTS, memory->weight_bytes + slack, err);
+    if (rc == 0) rc = backend_reserve(model->backend, MEMORY_WORKSPACE, memory->workspace_bytes + slack, err);
+    return rc ? rc : backend_reserve(model->backend, MEMORY_KV, kv + RESERVE_ROUNDING, err);
 }
 
 static int model_fill(struct model *model, struct model_files *files, const struct model_options *options,
@@ -66,10 +78,17 @@ static int model_fill(struct model *model, struct model_files *files, const stru
         return err_set(err, ERR_INVALID, "the tokenizer knows %d tokens, the model only %d", options->sample_vocab,
                        model->spec.vocab);
     CHECK(workspace_layout(&model->spec, model->backend, &model->limits, &model->at));
+    size_t kv_bytes;
+    if (!size_mul(memory.kv_page_bytes, (size_t)options->pages_total, &kv_bytes))
+        return err_set(err, ERR_INVALID, "a KV pool of %d pages needs more memory than can be counted",
+                       options->pages_total);
     rc = comm_open_local(&model->comm, err);
+    if (rc == 0) rc = memory_reserve(model, &memory, err);
     if (rc == 0) rc = weights_bind(model, files, options, err);
     if (rc == 0) rc = workspace_open(model, files, err);
     if (rc == 0) rc = kv_open(model, err);
+    if (rc == 0) rc = backend_step_open(model->backend, model->at.step_bytes, err);
+    if (rc == 0 && !options->no_stack) rc = stack_open(model, err);
     return rc ? rc : results_open(model, err);
 }
 
@@ -80,7 +99,7 @@ int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err) 
     sample_state_close(model->backend, model->sample_state);
     model->sample_state = NULL;
     model->sample_vocab = vocab;
-    return sample_state_open(model->backend, model->limits.max_num_seqs, vocab, &model->sample_state, err);
+    return sample_state_open(model->backend, model->limits.max_num_seqs + 1, vocab, &model->sample_state, err);
 }
 
 int model_open(struct model_files *files, struct backend *backend, const struct model_options *options,
@@ -91,6 +110,8 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
     model->limits = options->limits;
     model->pages_total = options->pages_total;
     model->alive_ns = options->alive_ns;
+    model->graphs_on = backend_info(backend)->graphs && !options->eager;
+    model->stack_on = !options->no_stack;
     model->sample_vocab = options->sample_vocab ? options->sample_vocab : model->spec.vocab;
     model->act_bytes = (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
     if (options->limits.page_size > 0)
@@ -106,7 +127,10 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
 
 void model_close(struct model *model) {
     if (!model) return;
+    graphs_free(model);
+    decode_stack_close(model->backend, model->stack);
     if (model->sample_state) sample_state_close(model->backend, model->sample_state);
+    mem_free(model->logits_copy);
     backend_free(model->backend, MEMORY_PINNED, model->results, model->results_bytes);
     backend_free(model->backend, MEMORY_KV, model->kv, model->kv_bytes);
     backend_free(model->backend, MEMORY_WORKSPACE, model->workspace, model->at.bytes);
@@ -133,83 +157,137 @@ static int slots_reset(struct model *model, const struct batch *batch, struct er
     return rc;
 }
 
-/* Runs of neighbouring entries go up in one copy: a new sequence brings all its pages at once. */
-static int page_table_update(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
-    int32_t *table = model_at(model, model->at.pages); /* device */
-    int32_t *run = batch->delta_count ? ARENA_ARRAY(arena, int32_t, batch->delta_count) : NULL;
-    int32_t i = 0;
-    while (i < batch->delta_count) {
-        const struct page_delta *first = &batch->deltas[i];
-        int32_t count = 0;
-        CHECK(first->slot >= 0 && first->slot < model->limits.max_num_seqs);
-        while (i + count < batch->delta_count && first[count].slot == first->slot &&
-               first[count].index == first->index + count) {
-            CHECK(first[count].page >= 0 && first[count].page < model->pages_total);
-            run[count] = first[count].page;
-            count++;
-        }
-        CHECK(first->index >= 0 && first->index + count <= model->max_pages);
-        int rc = backend_upload(model->backend, table + (size_t)first->slot * (size_t)model->max_pages + first->index,
-                                run, (size_t)count * sizeof *run, err);
+/* Changed entries of the page table, in step memory. */
+struct deltas {
+    struct kv_table_delta *entries; /* [capacity] */
+    int32_t *count;
+    int32_t capacity;
+};
+
+static struct deltas deltas_put(struct model *model, const struct page_delta *from, int32_t count) {
+    struct deltas d = {.capacity = count};
+    if (count == 0) return d;
+    d.entries = backend_step_alloc(model->backend, (size_t)count * sizeof *d.entries);
+    d.count = backend_step_alloc(model->backend, sizeof *d.count);
+    CHECK_MSG(d.entries && d.count, "step memory of %zu bytes is full", model->at.step_bytes);
+    *d.count = count;
+    for (int32_t i = 0; i < count; i++) {
+        const struct page_delta *delta = &from[i];
+        CHECK(delta->slot >= 0 && delta->slot < model->limits.max_num_seqs);
+        CHECK(delta->index >= 0 && delta->index < model->max_pages);
+        CHECK(delta->page >= 0 && delta->page < model->pages_total);
+        d.entries[i] = (struct kv_table_delta){delta->slot, delta->index, delta->page};
+    }
+    return d;
+}
+
+static int table_update(struct model *model, const struct deltas *d, struct err *err) {
+    if (d->capacity == 0) return 0;
+    const struct op_table_update_args args = {.pages = model_at(model, model->at.pages),
+                                              .slots = model->limits.max_num_seqs + 1,
+                                              .max_pages = model->max_pages,
+                                              .deltas = d->entries,
+                                              .count = d->count,
+                                              .capacity = d->capacity};
+    return op_table_update(model->backend, &args, err);
+}
+
+/* Changes beyond what a step's memory is sized for (many newcomers at once, with many cached pages each) go ahead of
+ * it. Returns how many went in *sent. */
+static int deltas_ahead(struct model *model, const struct batch *batch, int32_t *sent, struct err *err) {
+    *sent = 0;
+    while (batch->delta_count - *sent > model->at.deltas_max) {
+        int rc = backend_step_begin(model->backend, err);
         if (rc) return rc;
-        i += count;
+        struct deltas d = deltas_put(model, batch->deltas + *sent, model->at.deltas_max);
+        rc = backend_step_commit(model->backend, err);
+        if (rc == 0) rc = table_update(model, &d, err);
+        if (rc) return rc;
+        *sent += model->at.deltas_max;
     }
     return 0;
 }
 
-static int pages_copy(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
-    if (batch->copy_count == 0) return 0;
-    int32_t *src = ARENA_ARRAY(arena, int32_t, batch->copy_count),
-            *dst = ARENA_ARRAY(arena, int32_t, batch->copy_count);
-    for (int32_t i = 0; i < batch->copy_count; i++) {
-        src[i] = batch->copies[i].src;
-        dst[i] = batch->copies[i].dst;
+/* Pages to copy, in step memory: src [count], dst [count]. */
+struct copies {
+    int32_t *src, *dst, count;
+};
+
+static struct copies copies_put(struct model *model, const struct batch *batch) {
+    struct copies c = {.count = batch->copy_count};
+    if (c.count == 0) return c;
+    CHECK(c.count <= model->limits.max_num_seqs);
+    c.src = backend_step_alloc(model->backend, (size_t)c.count * sizeof *c.src);
+    c.dst = backend_step_alloc(model->backend, (size_t)c.count * sizeof *c.dst);
+    CHECK_MSG(c.src && c.dst, "step memory of %zu bytes is full", model->at.step_bytes);
+    for (int32_t i = 0; i < c.count; i++) {
+        c.src[i] = batch->copies[i].src;
+        c.dst[i] = batch->copies[i].dst;
     }
+    return c;
+}
+
+static int pages_copy(struct model *model, const struct copies *c, struct err *err) {
     int rc = 0;
-    for (int32_t layer = 0; rc == 0 && layer < model->spec.layers; layer++) {
-        const struct op_kv_copy_args args = {model_kv_layer(model, layer), src, dst, batch->copy_count};
+    for (int32_t layer = 0; rc == 0 && c->count > 0 && layer < model->spec.layers; layer++) {
+        const struct op_kv_copy_args args = {model_kv_layer(model, layer), c->src, c->dst, c->count};
         rc = op_kv_copy(model->backend, &args, err);
     }
     return rc;
 }
 
-static struct sample_result *results_of(struct model *model, const struct batch *batch) {
-    return model->results + (batch->step & 1) * (size_t)model->limits.max_num_seqs;
-}
-
-static int rows_sample(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
-    if (batch->rows == 0) return 0;
-    const struct sample_pack_args pack = {.state = model->sample_state,
-                                          .row = batch->sampling,
-                                          .rows = batch->rows,
-                                          .rows_padded = batch->rows,
-                                          .results = results_of(model, batch)};
-    struct op_sample_args args = {.state = model->sample_state,
-                                  .logits = model_at(model, model->at.logits),
-                                  .logits_stride = model->spec.vocab,
-                                  .vocab = model->sample_vocab,
-                                  .workspace = model_at(model, model->at.sample),
-                                  .workspace_bytes = model->at.sample_bytes};
-    int rc = sample_pack(model->backend, &pack, arena, &args.batch, err);
-    return rc ? rc : op_sample(model->backend, &args, err);
+/* Recorded steps have padded rows; nobody else needs them. */
+static int32_t rows_padded(const struct model *model, const struct batch *batch) {
+    if (!model->graphs_on || !batch_is_decode(batch)) return batch->rows;
+    return decode_rows(batch->rows, model->limits.max_num_seqs);
 }
 
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
     CHECK(batch->tokens <= model->limits.max_num_batched_tokens && batch->seqs <= model->limits.max_num_seqs &&
           batch->rows <= model->limits.max_num_seqs);
-    int rc = slots_reset(model, batch, err);
-    if (rc == 0) rc = page_table_update(model, batch, arena, err);
-    if (rc == 0) rc = pages_copy(model, batch, arena, err);
-    if (rc == 0 && batch->tokens > 0) rc = model_forward(model, batch, arena, err);
-    return rc ? rc : rows_sample(model, batch, arena, err);
+    struct inputs in = {0};
+    int32_t sent;
+    int rc = deltas_ahead(model, batch, &sent, err);
+    if (rc == 0) rc = backend_step_begin(model->backend, err);
+    if (rc) return rc;
+    if (batch->tokens > 0) rc = inputs_fill(model, batch, rows_padded(model, batch), arena, &in, err);
+    struct deltas deltas = deltas_put(model, batch->deltas + sent, batch->delta_count - sent);
+    struct copies copies = copies_put(model, batch);
+    int commit = backend_step_commit(model->backend, rc ? NULL : err);
+    if (rc || commit) return rc ? rc : commit;
+    rc = slots_reset(model, batch, err);
+    if (rc == 0) rc = table_update(model, &deltas, err);
+    if (rc == 0) rc = pages_copy(model, &copies, err);
+    if (rc == 0 && in.decode) rc = model_decode(model, &in, err);
+    if (rc == 0 && in.tokens > 0 && !in.decode) rc = model_forward(model, &in, err);
+    return rc ? rc : backend_fence(model->backend, (int)(batch->step & 1), err);
 }
 
 int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err) {
-    int rc = backend_sync(model->backend, err);
-    if (rc == 0) *results = results_of(model, batch);
+    int rc = backend_fence_wait(model->backend, (int)(batch->step & 1), err);
+    if (rc == 0) *results = model_results(model, batch);
     return rc;
 }
 
 const float *model_logits(struct model *model, const struct batch *batch) {
-    return model_at(model, model->at.logits);
+    const float *logits = model_at(model, model->at.logits); /* [rows, vocab] f32 device */
+    size_t row_bytes = (size_t)model->spec.vocab * sizeof(float);
+    if (!backend_info(model->backend)->asynchronous) return logits;
+    if (!model->logits_copy) model->logits_copy = mem_zalloc((size_t)model->limits.max_num_seqs, row_bytes);
+    if (backend_download(model->backend, model->logits_copy, logits, (size_t)batch->rows * row_bytes, NULL))
+        return NULL;
+    return model->logits_copy;
+}
+
+void model_stats(const struct model *model, struct model_stats *out) {
+    *out = model->stats;
+}
+
+void model_set_modes(struct model *model, bool graphs, bool stack) {
+    model->graphs_on = graphs && backend_info(model->backend)->graphs;
+    model->stack_on = stack;
+}
+
+int32_t model_stack_rows(const struct model *model) {
+    return decode_stack_rows(model->stack);
 }

@@ -86,8 +86,10 @@ struct model_options {
      * must lie below it too. 0: all of the table. */
     int32_t sample_vocab;
     bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
+    bool eager;          /* no recorded decode steps */
+    bool no_stack;       /* decode steps go op by op even where the device has more in one (batch invariance) */
     uint64_t seed;
-    /* Where the pass notes the time after each layer, so that a step of a minute on a slow machine is not taken for a
+    /* On a device whose ops are done on return: where the pass notes the time after each layer, so that a step of a minute on a slow machine is not taken for a
      * dead thread; outlives the model. NULL: nowhere. */
     atomic_int_fast64_t *alive_ns;
 };
@@ -106,7 +108,22 @@ int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err);
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);
 int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err);
 
-/* The logits of the last step, [rows, vocab] f32 in host memory, after model_wait (tests, golden comparisons). */
+/* The logits of the last step, [rows, vocab] f32 in host memory, after model_wait (tests, golden comparisons). NULL: a
+ * device fault. */
 const float *model_logits(struct model *model, const struct batch *batch);
+
+/* What decode steps ran as, since open. */
+struct model_stats {
+    uint64_t decode_steps;     /* every sequence one token, each sampled */
+    uint64_t graph_replays;    /* of those, run from a recorded step */
+    uint64_t graph_captures;   /* recorded */
+    uint64_t graph_capture_ns; /* host time of that */
+    uint64_t stack_steps;      /* run with all layers in one op */
+};
+void model_stats(const struct model *model, struct model_stats *out);
+
+/* Tests and benches: recorded steps and the decode stack on or off from the next step on, where there are any. */
+void model_set_modes(struct model *model, bool graphs, bool stack);
+int32_t model_stack_rows(const struct model *model); /* rows that the decode stack serves; 0: there is none */
 
 #endif

@@ -7,10 +7,9 @@
 /* One step's pass; `rc` keeps the first error and every stage after it is skipped. */
 struct pass {
     struct model *model;
-    const struct batch *batch;
+    const struct inputs *in;
     struct err *err;
     struct attention_shape shape;
-    const struct attention_plan *plan, *window_plan;
     unsigned char *x; /* [tokens, hidden] act; in the tail of the last layer the rows that are sampled */
     void *delta;      /* [tokens, hidden] act: a branch that the next norm adds to x, or NULL */
     int64_t tokens;
@@ -65,7 +64,7 @@ static void run_scale(struct pass *p, void *x, int64_t count, float scale, float
 
 static void run_gather(struct pass *p, const void *x, void *out, int64_t dim) {
     if (p->rc) return;
-    const struct op_gather_rows_args args = {x, p->batch->logit_rows, out, p->batch->rows, dim};
+    const struct op_gather_rows_args args = {x, p->in->logit_rows, out, p->in->rows, dim};
     p->rc = op_gather_rows(p->model->backend, &args, p->err);
 }
 
@@ -86,56 +85,27 @@ static void add_branch(struct pass *p, const void *in, const struct weight *w, c
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Normalises the q or the k heads inside the qkv rows. A call takes rows of one stride: head by head over all tokens,
- * or token by token over all heads, whichever is fewer calls. */
-static void norm_heads(struct pass *p, unsigned char *first, const float *weight, int32_t heads) {
-    const struct model_spec *spec = &p->model->spec;
-    int64_t width = spec_qkv_rows(spec), dim = spec->head_dim;
-    size_t act = p->model->act_bytes;
-    if (p->tokens < heads)
-        for (int64_t t = 0; t < p->tokens; t++) {
-            void *x = first + (size_t)(t * width) * act;
-            run_norm(p, x, weight, x, heads, dim, dim, NULL);
-        }
-    else
-        for (int64_t h = 0; h < heads; h++) {
-            void *x = first + (size_t)(h * dim) * act;
-            run_norm(p, x, weight, x, p->tokens, dim, width, NULL);
-        }
-}
-
-static void run_rope(struct pass *p, void *q, void *k) {
-    const struct model_spec *spec = &p->model->spec;
+/* Between the qkv product and attention: norms of the heads, rope, and K and V into their pages. */
+static void finish_qkv(struct pass *p, int32_t layer, void *qkv) {
+    const struct model *model = p->model;
+    const struct model_spec *spec = &model->spec;
+    const struct layer_weights *w = &model->layers[layer];
     if (p->rc) return;
-    const struct op_rope_args args = {.q = q,
-                                      .k = k,
-                                      .positions = p->batch->positions,
-                                      .cos_sin = model_at(p->model, p->model->at.rope),
-                                      .tokens = p->tokens,
-                                      .n_heads = spec->n_heads,
-                                      .n_kv_heads = spec->n_kv_heads,
-                                      .head_dim = spec->head_dim,
-                                      .rotary_dim = spec->rotary_dim,
-                                      .q_stride = spec_qkv_rows(spec),
-                                      .k_stride = spec_qkv_rows(spec),
-                                      .kind = spec->rope_kind};
-    p->rc = op_rope(p->model->backend, &args, p->err);
-}
-
-static struct kv_table table_of(const struct model *model) {
-    return (struct kv_table){model_at(model, model->at.pages), model->max_pages};
-}
-
-static void run_kv_write(struct pass *p, int32_t layer, const void *k, const void *v) {
-    if (p->rc) return;
-    const struct op_kv_write_args args = {.k = k,
-                                          .v = v,
-                                          .kv_stride = spec_qkv_rows(&p->model->spec),
-                                          .positions = p->batch->positions,
-                                          .shape = p->shape,
-                                          .kv = model_kv_layer(p->model, layer),
-                                          .table = table_of(p->model)};
-    p->rc = op_kv_write(p->model->backend, &args, p->err);
+    const struct op_qkv_finish_args args = {.qkv = qkv,
+                                            .q_norm = spec->qk_norm ? w->q_norm : NULL,
+                                            .k_norm = spec->qk_norm ? w->k_norm : NULL,
+                                            .norm_eps = spec->norm_eps,
+                                            .norm_weight_offset = spec->norm_weight_offset,
+                                            .cos_sin = model_at(model, model->at.rope),
+                                            .rope = spec->no_rope[layer] ? ROPE_NONE : spec->rope_kind,
+                                            .n_heads = spec->n_heads,
+                                            .rotary_dim = spec->rotary_dim,
+                                            .qkv_stride = spec_qkv_rows(spec),
+                                            .positions = p->in->positions,
+                                            .shape = p->shape,
+                                            .kv = model_kv_layer(model, layer),
+                                            .table = model_kv_table(model)};
+    p->rc = op_qkv_finish(model->backend, &args, p->err);
 }
 
 static void run_attention(struct pass *p, int32_t layer, const void *q) {
@@ -150,8 +120,8 @@ static void run_attention(struct pass *p, int32_t layer, const void *q) {
                                            .n_heads = spec->n_heads,
                                            .shape = p->shape,
                                            .kv = model_kv_layer(model, layer),
-                                           .table = table_of(model),
-                                           .plan = windowed ? p->window_plan : p->plan,
+                                           .table = model_kv_table(model),
+                                           .plan = windowed ? p->in->window_plan : p->in->plan,
                                            .workspace = model_at(model, model->at.attention),
                                            .workspace_bytes = model->at.attention_bytes,
                                            .scale = spec->attn_scale,
@@ -165,19 +135,11 @@ static void attention_half(struct pass *p, int32_t layer) {
     struct model *model = p->model;
     const struct model_spec *spec = &model->spec;
     const struct layer_weights *w = &model->layers[layer];
-    unsigned char *q = model_at(model, model->at.qkv);
-    unsigned char *k = q + (size_t)spec->n_heads * (size_t)spec->head_dim * model->act_bytes;
-    unsigned char *v = k + (size_t)spec->n_kv_heads * (size_t)spec->head_dim * model->act_bytes;
-    void *h = model_at(model, model->at.h);
+    void *h = model_at(model, model->at.h), *qkv = model_at(model, model->at.qkv);
     norm_stream(p, w->attn_norm, h);
-    run_linear(p, h, w->qkv, w->qkv_bias, q, p->tokens, false, false);
-    if (spec->qk_norm) {
-        norm_heads(p, q, w->q_norm, spec->n_heads);
-        norm_heads(p, k, w->k_norm, spec->n_kv_heads);
-    }
-    if (spec->rope_kind != ROPE_NONE && !spec->no_rope[layer]) run_rope(p, q, k);
-    run_kv_write(p, layer, k, v);
-    if (layer < spec->layers - 1 || p->batch->rows > 0) run_attention(p, layer, q);
+    run_linear(p, h, w->qkv, w->qkv_bias, qkv, p->tokens, false, false);
+    finish_qkv(p, layer, qkv);
+    if (layer < spec->layers - 1 || p->in->rows > 0) run_attention(p, layer, qkv);
 }
 
 /* ---- feed-forward ------------------------------------------------------------------------------------------------ */
@@ -189,10 +151,16 @@ static void feed_forward_half(struct pass *p, int32_t layer) {
     void *h = model_at(model, model->at.h), *gate_up = model_at(model, model->at.gate_up);
     void *act = model_at(model, model->at.act);
     norm_stream(p, w->ffn_norm, h);
-    run_linear(p, h, w->gate_up, w->gate_up_bias, gate_up, p->tokens, false, false);
     if (p->rc) return;
-    const struct op_gated_act_args args = {gate_up, act, p->tokens, spec->ffn, spec->activation};
-    p->rc = op_gated_act(model->backend, &args, p->err);
+    const struct op_linear_gated_args args = {.x = h,
+                                              .w = w->gate_up,
+                                              .bias = w->gate_up_bias,
+                                              .gate_up = gate_up,
+                                              .out = act,
+                                              .rows = p->tokens,
+                                              .x_stride = spec->hidden,
+                                              .activation = spec->activation};
+    p->rc = op_linear_gated(model->backend, &args, p->err);
     add_branch(p, act, w->down, w->down_bias);
 }
 
@@ -200,28 +168,31 @@ static void feed_forward_half(struct pass *p, int32_t layer) {
 
 static void embed(struct pass *p) {
     struct model *model = p->model;
-    const struct batch *batch = p->batch;
+    const struct inputs *in = p->in;
     const struct op_embed_args args = {.table = model->embed,
-                                       .token_ids = batch->token_ids,
-                                       .token_slots = batch->token_slots,
+                                       .token_ids = in->token_ids,
+                                       .token_slots = in->token_slots,
                                        .last_token = sample_state_last_token(model->backend, model->sample_state),
-                                       .tokens = batch->tokens,
+                                       .tokens = in->tokens,
                                        .hidden = model->spec.hidden,
                                        .scale = model->spec.embed_scale,
                                        .out = p->x};
     p->rc = op_embed(model->backend, &args, p->err);
 }
 
-/* Behind the last attention only the sampled rows are wanted: they move together, the rest is dropped. */
-static void keep_sampled_rows(struct pass *p) {
+/* Behind the last attention only the sampled rows are wanted: they move together, the rest is dropped. Returns where
+ * the heads' outputs of those rows are. */
+static void *keep_sampled_rows(struct pass *p) {
     struct model *model = p->model;
     const struct model_spec *spec = &model->spec;
+    void *attn = model_at(model, model->at.attn), *rows_attn = model_at(model, model->at.rows_attn);
     void *rows_x = model_at(model, model->at.rows_x);
+    if (!p->in->logit_rows) return attn; /* all of them, in their order */
     run_gather(p, p->x, rows_x, spec->hidden);
-    run_gather(p, model_at(model, model->at.attn), model_at(model, model->at.rows_attn),
-               (int64_t)spec->n_heads * spec->head_dim);
+    run_gather(p, attn, rows_attn, (int64_t)spec->n_heads * spec->head_dim);
     p->x = rows_x;
-    p->tokens = p->batch->rows;
+    p->tokens = p->in->rows;
+    return rows_attn;
 }
 
 static void run_layer(struct pass *p, int32_t layer) {
@@ -230,9 +201,8 @@ static void run_layer(struct pass *p, int32_t layer) {
     void *attn = model_at(model, model->at.attn);
     attention_half(p, layer);
     if (layer == model->spec.layers - 1) {
-        if (p->batch->rows == 0) return;
-        keep_sampled_rows(p);
-        attn = model_at(model, model->at.rows_attn);
+        if (p->in->rows == 0) return;
+        attn = keep_sampled_rows(p);
     }
     add_branch(p, attn, w->o, w->o_bias);
     feed_forward_half(p, layer);
@@ -242,41 +212,65 @@ static void logits(struct pass *p) {
     struct model *model = p->model;
     const struct model_spec *spec = &model->spec;
     void *out = model_at(model, model->at.logits);
-    int64_t rows = p->batch->rows;
+    int64_t rows = p->in->rows;
     if (rows == 0) return;
     norm_stream(p, model->output_norm, p->x);
     run_linear(p, p->x, model->output, NULL, out, rows, false, true);
     run_scale(p, out, rows * spec->vocab, spec->logit_scale, spec->logit_soft_cap, true);
 }
 
-static void plans_build(struct pass *p, struct arena *arena) {
-    const struct model *model = p->model;
-    const struct model_spec *spec = &model->spec;
-    bool full = false, windowed = false;
-    for (int32_t i = 0; i < spec->layers; i++) *(spec->windowed[i] ? &windowed : &full) = true;
-    struct attention_plan_options options = {.shape = p->shape,
-                                             .n_heads = spec->n_heads,
-                                             .n_kv_heads = spec->n_kv_heads,
-                                             .head_dim = spec->head_dim,
-                                             .page_size = model->limits.page_size};
-    if (full) p->plan = attention_plan_make(model->backend, &options, arena);
-    options.window = spec->window;
-    if (windowed) p->window_plan = attention_plan_make(model->backend, &options, arena);
+/* On a device that has computed when an op returns, a step of a minute must not look like a dead thread. */
+static void layers(struct pass *p) {
+    struct model *model = p->model;
+    bool note = model->alive_ns && !backend_info(model->backend)->asynchronous;
+    for (int32_t layer = 0; p->rc == 0 && layer < model->spec.layers; layer++) {
+        run_layer(p, layer);
+        if (note) atomic_store(model->alive_ns, clock_now_ns());
+    }
+    logits(p);
 }
 
-int model_forward(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
+/* Embedding and sampling stay apart: the rows in between go through all layers in one op. */
+static void stack(struct pass *p) {
+    struct model *model = p->model;
+    if (p->rc) return;
+    const struct op_decode_stack_args args = {.stack = model->stack,
+                                              .x = p->x,
+                                              .logits = model_at(model, model->at.logits),
+                                              .positions = p->in->positions,
+                                              .shape = p->shape,
+                                              .plan = p->in->plan,
+                                              .attention_workspace = model_at(model, model->at.attention),
+                                              .attention_workspace_bytes = model->at.attention_bytes,
+                                              .rows = p->in->rows};
+    p->rc = op_decode_stack(model->backend, &args, p->err);
+}
+
+static void sample(struct pass *p) {
+    struct model *model = p->model;
+    if (p->rc || p->in->rows == 0) return;
+    const struct op_sample_args args = {.state = model->sample_state,
+                                        .logits = model_at(model, model->at.logits),
+                                        .logits_stride = model->spec.vocab,
+                                        .vocab = model->sample_vocab,
+                                        .batch = p->in->sampling,
+                                        .workspace = model_at(model, model->at.sample),
+                                        .workspace_bytes = model->at.sample_bytes};
+    p->rc = op_sample(model->backend, &args, p->err);
+}
+
+int model_forward(struct model *model, const struct inputs *in, struct err *err) {
     struct pass p = {.model = model,
-                     .batch = batch,
+                     .in = in,
                      .err = err,
                      .x = model_at(model, model->at.x),
-                     .tokens = batch->tokens,
-                     .shape = {batch->q_start, batch->kv_len, batch->slots, batch->seqs, batch->tokens}};
-    plans_build(&p, arena);
+                     .tokens = in->tokens,
+                     .shape = {in->q_start, in->kv_len, in->slots, in->seqs, in->tokens}};
     embed(&p);
-    for (int32_t layer = 0; p.rc == 0 && layer < model->spec.layers; layer++) {
-        run_layer(&p, layer);
-        if (model->alive_ns) atomic_store(model->alive_ns, clock_now_ns());
-    }
-    logits(&p);
+    if (in->decode && model_stack_serves(model, in->rows))
+        stack(&p);
+    else
+        layers(&p);
+    sample(&p);
     return p.rc;
 }

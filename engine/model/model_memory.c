@@ -1,6 +1,17 @@
 /* How much memory a model takes, computed before any is asked for. */
 #include "engine/base/arith.h"
 #include "engine/model/model_private.h"
+#include "engine/record.h"
+
+/* A multiple of every vector access and of a TMA descriptor's base. */
+#define WORKSPACE_ALIGN ((size_t)256)
+
+/* Changes of the page table that one step memory takes beside the rest: every sequence a new page, and one newcomer
+ * with all its pages. A step with more sends them ahead in pieces. */
+static int32_t deltas_max(const struct model_limits *limits) {
+    int64_t most = (int64_t)limits->max_num_seqs + i32_ceil_div(limits->max_model_len, limits->page_size);
+    return most < INT32_MAX / 2 ? (int32_t)most : INT32_MAX / 2;
+}
 
 /* Carves [count, bytes] off the workspace; `ok` keeps the first overflow. */
 struct carver {
@@ -10,9 +21,32 @@ struct carver {
 
 static size_t carve(struct carver *c, size_t rows, size_t cols, size_t bytes) {
     size_t begin = c->at, need;
-    c->ok = c->ok && size_mul(rows, cols, &need) && size_mul(need, bytes, &need) && size_align(need, 64, &need) &&
-            size_add(c->at, need, &c->at);
+    c->ok = c->ok && size_mul(rows, cols, &need) && size_mul(need, bytes, &need) &&
+            size_align(need, WORKSPACE_ALIGN, &need) && size_add(c->at, need, &c->at);
     return begin;
+}
+
+/* Step memory of one row's lists: a bias of every id that a request may name, and the ids that may not be drawn. */
+#define LIST_BYTES_ROW ((size_t)REQUEST_BIAS_MAX * 8 + (size_t)REQUEST_STOP_IDS_MAX * 2 * 4 + 128)
+
+/* The inputs of the largest step, array by array as inputs_fill and model_launch lay them out. */
+static bool step_layout(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
+                        struct workspace *out) {
+    struct carver c = {0, true};
+    size_t tokens = (size_t)limits->max_num_batched_tokens, seqs = (size_t)limits->max_num_seqs + 1;
+    size_t pack = sample_pack_bytes(backend, limits->max_num_seqs);
+    size_t plan = attention_plan_step_bytes(backend, limits->max_num_batched_tokens, limits->max_num_seqs,
+                                            limits->max_model_len, spec->n_heads, spec->head_dim);
+    out->deltas_max = deltas_max(limits);
+    carve(&c, tokens, 3, sizeof(int32_t));
+    carve(&c, seqs, 6, sizeof(int32_t)); /* slots, q_start, kv_len, logit_rows, pages copied from and to */
+    carve(&c, 2, 1, plan);
+    carve(&c, 1, 1, pack);
+    if (pack) carve(&c, seqs, LIST_BYTES_ROW, 1); /* else the host's lists are read where they are */
+    carve(&c, (size_t)out->deltas_max, sizeof(struct kv_table_delta), 1);
+    carve(&c, 32, WORKSPACE_ALIGN, 1); /* roundings */
+    out->step_bytes = c.at;
+    return c.ok;
 }
 
 bool workspace_layout(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
@@ -36,14 +70,14 @@ bool workspace_layout(const struct model_spec *spec, const struct backend *backe
     out->rows_attn = carve(&c, rows, q, act);
     out->logits = carve(&c, rows, (size_t)spec->vocab, sizeof(float));
     out->rope = carve(&c, (size_t)limits->max_model_len, (size_t)spec->rotary_dim, sizeof(float));
-    out->pages = carve(&c, rows, (size_t)i32_ceil_div(limits->max_model_len, limits->page_size), sizeof(int32_t));
+    out->pages = carve(&c, rows + 1, (size_t)i32_ceil_div(limits->max_model_len, limits->page_size), sizeof(int32_t));
     out->attention_bytes = attention_workspace_bytes(backend, limits->max_num_batched_tokens, limits->max_num_seqs,
                                                      limits->max_model_len, spec->n_heads, spec->head_dim);
     out->attention = carve(&c, 1, 1, out->attention_bytes);
     out->sample_bytes = sample_workspace_bytes(backend, limits->max_num_seqs, spec->vocab);
     out->sample = carve(&c, 1, 1, out->sample_bytes);
     out->bytes = c.at;
-    return c.ok;
+    return step_layout(spec, backend, limits, out) && c.ok;
 }
 
 bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *limits, size_t *layer_page_bytes) {
@@ -72,8 +106,13 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
         !kv_page_bytes(&files->spec, limits, &layer_page_bytes) ||
         !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
-    if (!size_add(workspace.bytes, sample_state_bytes(backend, limits->max_num_seqs, files->spec.vocab), &out->workspace_bytes))
-        return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
-    return weights_plan(files, backend, &out->weight_bytes, err);
+    enum dtype dtype;
+    if ((rc = weights_plan(files, backend, &out->weight_bytes, &dtype, err))) return rc;
+    size_t state = sample_state_bytes(backend, limits->max_num_seqs + 1, files->spec.vocab);
+    if (!size_add(workspace.bytes, state, &out->workspace_bytes) ||
+        !size_add(out->workspace_bytes, workspace.step_bytes, &out->workspace_bytes) ||
+        !size_add(out->workspace_bytes, stack_bytes(&files->spec, backend, limits, dtype), &out->workspace_bytes))
+        return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
+    return 0;
 }

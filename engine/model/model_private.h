@@ -1,5 +1,6 @@
 /* model_private.h: the inside of struct model, shared by model.c (life), model_weights.c (binding), model_memory.c
- * (sizes) and model_forward.c (the pass). Rank thread only. */
+ * (sizes), model_step.c (a step's inputs), model_graph.c (recorded decode steps) and model_forward.c (the pass). Rank
+ * thread only. */
 #ifndef QUIRE_MODEL_MODEL_PRIVATE_H
 #define QUIRE_MODEL_MODEL_PRIVATE_H
 
@@ -33,10 +34,32 @@ struct workspace {
     size_t rows_attn; /* [R, n_heads head_dim] act */
     size_t logits;    /* [R, vocab] f32 */
     size_t rope;      /* [max_model_len, rotary_dim] f32 */
-    size_t pages;     /* [slots, max_pages] i32 */
+    size_t pages;     /* [slots + 1, max_pages] i32; the last row is the dummy's, all page 0 */
     size_t attention, attention_bytes;
     size_t sample, sample_bytes;
     size_t bytes;
+    size_t step_bytes; /* of step memory: the inputs of the largest step */
+    int32_t deltas_max; /* changes of the page table that one step memory takes */
+};
+
+/* One step's inputs in step memory, as the ops read them: the batch, with padded rows behind it where a recorded step
+ * has more rows than the batch. A padded row is token 0 at position 0 of the dummy slot, whose only page is page 0. */
+struct inputs {
+    const int32_t *token_ids, *token_slots, *positions; /* [tokens] */
+    const int32_t *slots, *q_start, *kv_len;            /* [seqs], [seqs + 1], [seqs] */
+    const int32_t *logit_rows;                          /* [rows]; NULL: row i is token i */
+    int32_t tokens, seqs, rows;                         /* padded ones counted in */
+    const struct attention_plan *plan, *window_plan;    /* NULL where no layer needs it */
+    const struct sample_batch *sampling;                /* NULL without rows */
+    bool decode;                                        /* one token a sequence, and each is sampled */
+};
+
+/* A recorded decode step of so many rows. Rows are rounded up so that few numbers of them occur: see decode_rows. */
+#define MODEL_GRAPHS_MAX 64
+struct decode_graph {
+    int32_t rows;
+    bool stacked; /* recorded with the decode stack */
+    struct graph *graph;
 };
 
 struct model {
@@ -61,6 +84,13 @@ struct model {
     struct sample_state *sample_state;
     struct sample_result *results; /* [2][max_num_seqs] MEMORY_PINNED, used in turn by the step's number */
     size_t results_bytes;
+    float *logits_copy; /* [max_num_seqs, vocab] on the host, made by the first model_logits of a device */
+
+    bool graphs_on, stack_on;
+    struct decode_graph graphs[MODEL_GRAPHS_MAX];
+    int32_t graph_count;
+    struct decode_stack *stack; /* NULL: layers go op by op */
+    struct model_stats stats;
 };
 
 static inline void *model_at(const struct model *model, size_t offset) { return model->workspace + offset; }
@@ -83,6 +113,17 @@ static inline struct kv_layer model_kv_layer(const struct model *model, int32_t 
                              model->spec.head_dim};
 }
 
+/* Whether a decode step of so many rows goes through all layers in one op. */
+static inline bool model_stack_serves(const struct model *model, int32_t rows) {
+    return model->stack_on && rows <= decode_stack_rows(model->stack);
+}
+
+/* The slot of padded rows. */
+static inline int32_t model_dummy_slot(const struct model *model) { return model->limits.max_num_seqs; }
+static inline struct kv_table model_kv_table(const struct model *model) {
+    return (struct kv_table){model_at(model, model->at.pages), model->max_pages};
+}
+
 /* False on overflow. */
 bool workspace_layout(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
                       struct workspace *out);
@@ -91,13 +132,34 @@ bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *lim
 /* The weights of one fused matrix as parts, ready for weight_prepare. */
 enum fused { FUSED_EMBED, FUSED_OUTPUT, FUSED_QKV, FUSED_O, FUSED_GATE_UP, FUSED_DOWN, FUSED_COUNT };
 size_t vectors_bytes(const struct model_spec *spec);
-int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, struct err *err);
+/* Bytes of all weights, and the one dtype that the layers' matrices have (DTYPE_COUNT: several). */
+int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, enum dtype *dtype,
+                 struct err *err);
 int weights_bind(struct model *model, struct model_files *files, const struct model_options *options, struct err *err);
 void weights_free(struct model *model);
 
 /* Fills `data` with values of about the size that a trained matrix of `cols` columns has. */
 void dummy_fill(enum dtype dtype, int64_t cols, int64_t rows, uint64_t seed, void *data);
 
-int model_forward(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);
+/* model_stack.c: whole decode steps in one op, where the device has it. What it takes of the workspace beforehand; and
+ * opening it when weights and pages are in their places. `weight_dtype` DTYPE_COUNT: more than one. */
+size_t stack_bytes(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
+                   enum dtype weight_dtype);
+int stack_open(struct model *model, struct err *err);
+
+/* model_step.c: lays a step out in step memory, between begin and commit. `rows` at least the batch's: padded to it
+ * (decode steps only). */
+int inputs_fill(struct model *model, const struct batch *batch, int32_t rows, struct arena *arena, struct inputs *out,
+                struct err *err);
+bool batch_is_decode(const struct batch *batch);
+struct sample_result *model_results(const struct model *model, const struct batch *batch);
+
+/* model_forward.c: embedding to sampled tokens. */
+int model_forward(struct model *model, const struct inputs *in, struct err *err);
+
+/* model_graph.c: rows that a decode step of so many is padded to; and the step itself, replayed or recorded. */
+int32_t decode_rows(int32_t rows, int32_t most);
+int model_decode(struct model *model, const struct inputs *in, struct err *err);
+void graphs_free(struct model *model);
 
 #endif

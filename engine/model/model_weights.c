@@ -13,9 +13,12 @@ static const struct fused_row {
     int32_t part_count;
     unsigned flags;
 } fused_rows[FUSED_COUNT] = {
-    [FUSED_EMBED] = {{ROLE_EMBED}, 1, WEIGHT_LOOKUP}, [FUSED_OUTPUT] = {{ROLE_OUTPUT}, 1, 0},
-    [FUSED_QKV] = {{ROLE_Q, ROLE_K, ROLE_V}, 3, 0},   [FUSED_O] = {{ROLE_O}, 1, 0},
-    [FUSED_GATE_UP] = {{ROLE_GATE, ROLE_UP}, 2, 0},   [FUSED_DOWN] = {{ROLE_DOWN}, 1, 0},
+    [FUSED_EMBED] = {{ROLE_EMBED}, 1, WEIGHT_LOOKUP},
+    [FUSED_OUTPUT] = {{ROLE_OUTPUT}, 1, 0},
+    [FUSED_QKV] = {{ROLE_Q, ROLE_K, ROLE_V}, 3, 0},
+    [FUSED_O] = {{ROLE_O}, 1, 0},
+    [FUSED_GATE_UP] = {{ROLE_GATE, ROLE_UP}, 2, WEIGHT_GATED},
+    [FUSED_DOWN] = {{ROLE_DOWN}, 1, 0},
 };
 
 struct fused_parts {
@@ -56,7 +59,20 @@ struct planner {
     const struct model_files *files;
     const struct backend *backend;
     size_t bytes;
+    bool mixed, any; /* dtypes of the layers' matrices */
+    enum dtype dtype;
 };
+
+/* Plain dtypes are one: a device keeps them in its own. */
+static void dtypes_note(struct planner *p, const struct fused_parts *parts) {
+    for (int32_t i = 0; i < parts->count; i++) {
+        enum dtype dtype = parts->parts[i].dtype;
+        if (dtype == DTYPE_F32 || dtype == DTYPE_F16) dtype = DTYPE_BF16;
+        if (p->any && dtype != p->dtype) p->mixed = true;
+        p->dtype = dtype;
+        p->any = true;
+    }
+}
 
 static int plan_one(void *context, enum fused fused, int32_t layer, struct err *err) {
     struct planner *p = context;
@@ -64,6 +80,7 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
     size_t bytes;
     int rc = fused_find(p->files, fused, layer, &parts, err);
     if (rc) return rc;
+    if (fused != FUSED_EMBED && fused != FUSED_OUTPUT) dtypes_note(p, &parts);
     if (!weight_prepared_bytes(p->backend, parts.parts, parts.count, parts.cols, parts.flags, &bytes) ||
         !size_add(p->bytes, bytes, &p->bytes))
         return err_set_field(err, ERR_UNSUPPORTED, parts.tensors[0].name,
@@ -73,10 +90,12 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
     return 0;
 }
 
-int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, struct err *err) {
-    struct planner p = {files, backend, vectors_bytes(&files->spec)};
+int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, enum dtype *dtype,
+                 struct err *err) {
+    struct planner p = {.files = files, .backend = backend, .bytes = vectors_bytes(&files->spec)};
     int rc = fused_each(&files->spec, plan_one, &p, err);
     *bytes = p.bytes;
+    *dtype = p.mixed ? DTYPE_COUNT : p.dtype;
     return rc;
 }
 
@@ -86,21 +105,6 @@ struct binder {
     const struct model_options *options;
     uint64_t made; /* matrices so far: each dummy has its own seed */
 };
-
-/* Replaces the parts' data by random bytes of the same types. The caller frees *scratch. */
-static int parts_dummy(struct binder *b, struct fused_parts *parts, unsigned char **scratch, struct err *err) {
-    size_t bytes = 0, at = 0;
-    for (int32_t i = 0; i < parts->count; i++) bytes += parts->tensors[i].bytes;
-    *scratch = mem_try_alloc(bytes);
-    if (!*scratch) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of random weights", bytes);
-    for (int32_t i = 0; i < parts->count; i++) {
-        dummy_fill(parts->parts[i].dtype, parts->cols, parts->parts[i].rows,
-                   b->options->seed * 0x9e3779b97f4a7c15u + (++b->made << 32), *scratch + at);
-        parts->parts[i].data = *scratch + at;
-        at += parts->tensors[i].bytes;
-    }
-    return 0;
-}
 
 static struct weight **fused_place(struct model *model, enum fused fused, int32_t layer) {
     switch (fused) {
@@ -119,21 +123,40 @@ static struct weight **fused_place(struct model *model, enum fused fused, int32_
     }
 }
 
+static int prepare(struct binder *b, const struct fused_parts *parts, struct weight **out, struct err *err) {
+    return weight_prepare(b->model->backend, parts->parts, parts->count, parts->cols, parts->flags, out, err);
+}
+
+/* Random values of the same types, made by the device where it can. */
+static int prepare_dummy(struct binder *b, struct fused_parts *parts, struct weight **out, struct err *err) {
+    size_t bytes = 0, at = 0;
+    uint64_t seed = b->options->seed * 0x9e3779b97f4a7c15u + (++b->made << 32);
+    for (int32_t i = 0; i < parts->count; i++) bytes += parts->tensors[i].bytes;
+    int rc = weight_dummy(b->model->backend, parts->parts, parts->count, parts->cols, parts->flags, seed, out, err);
+    if (rc != ERR_UNSUPPORTED) return rc;
+    unsigned char *scratch = mem_try_alloc(bytes);
+    if (!scratch) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of random weights", bytes);
+    for (int32_t i = 0; i < parts->count; i++) {
+        dummy_fill(parts->parts[i].dtype, parts->cols, parts->parts[i].rows, seed + ((uint64_t)i << 24), scratch + at);
+        parts->parts[i].data = scratch + at;
+        at += parts->tensors[i].bytes;
+    }
+    rc = prepare(b, parts, out, err);
+    mem_free(scratch);
+    return rc;
+}
+
 static int bind_one(void *context, enum fused fused, int32_t layer, struct err *err) {
     struct binder *b = context;
-    struct fused_parts parts;
-    unsigned char *scratch = NULL;
+    struct fused_parts parts = {0};
     size_t bytes = 0;
+    struct weight **place = fused_place(b->model, fused, layer);
     int rc = fused_find(b->files, fused, layer, &parts, err);
-    if (rc == 0 && b->options->dummy_weights) rc = parts_dummy(b, &parts, &scratch, err);
-    if (rc == 0)
-        rc = weight_prepare(b->model->backend, parts.parts, parts.count, parts.cols, parts.flags,
-                            fused_place(b->model, fused, layer), err);
+    if (rc == 0) rc = b->options->dummy_weights ? prepare_dummy(b, &parts, place, err) : prepare(b, &parts, place, err);
     if (rc == 0 && weight_prepared_bytes(b->model->backend, parts.parts, parts.count, parts.cols, parts.flags, &bytes))
         b->model->weight_bytes += bytes;
     for (int32_t i = 0; rc == 0 && i < parts.count && !b->options->dummy_weights; i++)
         model_files_release(b->files, &parts.tensors[i]);
-    mem_free(scratch);
     return rc;
 }
 
@@ -187,7 +210,9 @@ static const struct vector_row {
 #define VECTOR_ROWS  (sizeof vector_rows / sizeof *vector_rows)
 #define VECTOR_ALIGN ((size_t)16) /* floats: 64 bytes */
 
-static size_t vector_pad(size_t floats) { return (floats + VECTOR_ALIGN - 1) & ~(VECTOR_ALIGN - 1); }
+static size_t vector_pad(size_t floats) {
+    return (floats + VECTOR_ALIGN - 1) & ~(VECTOR_ALIGN - 1);
+}
 
 /* Bytes of all vectors. The spec's bounds keep this far from overflow: 512 layers of less than 2^24 floats. */
 size_t vectors_bytes(const struct model_spec *spec) {
@@ -202,23 +227,23 @@ size_t vectors_bytes(const struct model_spec *spec) {
     return (vector_pad(layer) * (size_t)spec->layers + vector_pad((size_t)spec->hidden)) * sizeof(float);
 }
 
-static int vector_upload(struct binder *b, enum tensor_role role, bool norm, int32_t layer, float *to, int64_t *count,
-                         struct err *err) {
+/* `to` in the host's copy of the block. */
+static int vector_read(const struct binder *b, enum tensor_role role, bool norm, int32_t layer, float *to,
+                       int64_t *count, struct err *err) {
     struct model_tensor tensor;
     int rc = model_files_tensor(b->files, role, layer, &tensor, err);
     if (rc) return rc;
-    float *values = mem_alloc((size_t)tensor.cols * sizeof *values);
     for (int64_t i = 0; i < tensor.cols; i++)
-        values[i] = b->options->dummy_weights ? (norm ? 1 - b->model->spec.norm_weight_offset : 0)
-                                              : element_to_float(tensor.dtype, tensor.data, (size_t)i);
-    rc = backend_upload(b->model->backend, to, values, (size_t)tensor.cols * sizeof *values, err);
-    mem_free(values);
+        to[i] = b->options->dummy_weights ? (norm ? 1 - b->model->spec.norm_weight_offset : 0)
+                                          : element_to_float(tensor.dtype, tensor.data, (size_t)i);
     *count = tensor.cols;
-    return rc;
+    return 0;
 }
 
+/* The block is put together on the host and goes up in one piece. */
 static int vectors_bind(struct binder *b, struct err *err) {
     struct model *model = b->model;
+    float *host = mem_zalloc(model->vector_bytes, 1);
     size_t at = 0;
     int64_t count = 0;
     int rc = 0;
@@ -231,12 +256,15 @@ static int vectors_bind(struct binder *b, struct err *err) {
                 at = vector_pad(at);
                 *(float **)((char *)&model->layers[layer] + row->field) = model->vectors + at;
             }
-            rc = vector_upload(b, row->role, row->norm, layer, model->vectors + at, &count, err);
+            rc = vector_read(b, row->role, row->norm, layer, host + at, &count, err);
             at += (size_t)count;
         }
     }
     model->output_norm = model->vectors + vector_pad(at);
-    return rc ? rc : vector_upload(b, ROLE_OUTPUT_NORM, true, 0, model->output_norm, &count, err);
+    if (rc == 0) rc = vector_read(b, ROLE_OUTPUT_NORM, true, 0, host + vector_pad(at), &count, err);
+    if (rc == 0) rc = backend_upload(model->backend, model->vectors, host, model->vector_bytes, err);
+    mem_free(host);
+    return rc;
 }
 
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
