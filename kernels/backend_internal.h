@@ -136,6 +136,9 @@ struct decode_stack {
     uint64_t flops_per_row;
 };
 
+/* op_qkv_finish by op_rms_norm, op_rope and op_kv_write: for shapes that a device's own kernel does not take. */
+int qkv_finish_apart(struct backend *backend, const struct op_qkv_finish_args *args, struct err *err);
+
 /* Adds one launch to the profile; call it only while `profiling` is on. */
 void backend_profile_add(struct backend *backend, enum op_kind kind, uint64_t bytes, uint64_t flops, uint64_t ns);
 

@@ -60,7 +60,7 @@ static int heads_norm(struct backend *backend, const struct op_qkv_finish_args *
     return rc;
 }
 
-static int qkv_finish_apart(struct backend *backend, const struct op_qkv_finish_args *args, struct err *err) {
+int qkv_finish_apart(struct backend *backend, const struct op_qkv_finish_args *args, struct err *err) {
     const int64_t dim = args->kv.head_dim, n_kv = args->kv.n_kv_heads, bytes = act_bytes(backend);
     unsigned char *q = args->qkv, *k = q + args->n_heads * dim * bytes, *v = k + n_kv * dim * bytes;
     int rc = 0;
