@@ -18,8 +18,11 @@ enum cuda_kernels { CUDA_KERNELS_PORTABLE, CUDA_KERNELS_SM90A };
 /* Bytes of scratch that the linear ops may use within one op (cuBLASLt's workspace, split-K sums). */
 #define CUDA_SCRATCH_BYTES ((size_t)64 << 20)
 
-struct cuda_memory; /* memory.c: reserved blocks */
-struct cuda_linear; /* linear's handle and table, opened by cuda_open, closed by cuda_close */
+struct cuda_memory;  /* memory.c: reserved blocks */
+struct cuda_step;    /* step.c */
+struct cuda_profile; /* profile.c */
+struct cuda_loader;  /* loader.c */
+struct cuda_linear;  /* linear's handle and table, opened by cuda_open, closed by cuda_close */
 
 struct cuda {
     int ordinal, sms, capability; /* capability: 90 for 9.0 */
@@ -33,7 +36,8 @@ struct cuda {
     unsigned char *step_device; /* the device's copy of the step block */
     unsigned char *scratch;     /* [CUDA_SCRATCH_BYTES] device, of the op that is running */
     bool capturing;
-    bool dead; /* a sticky error was seen: every later call fails with it */
+    bool capture_failed; /* an op failed since the recording began: it gives no graph */
+    bool dead;           /* a sticky error was seen: every later call fails with it */
     char dead_text[256];
     struct cuda_memory *memory;
     struct cuda_linear *linear;
@@ -45,6 +49,7 @@ struct cuda {
 /* Fills backend->info, ->cuda and ->table. ERR_UNSUPPORTED with one clear line: no device, driver too old, too old a
  * GPU, kernels that this GPU lacks. Nothing is left allocated then. */
 int cuda_open(struct backend *backend, const struct backend_options *options, struct err *err);
+void cuda_close(struct backend *backend); /* waits for what runs, gives everything back */
 
 extern const struct device_table cuda_table;
 

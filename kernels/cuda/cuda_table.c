@@ -1,0 +1,28 @@
+/* What CUDA does behind backend.h and ops.h. */
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_weight.h"
+#include "kernels/cuda/graph.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/profile.h"
+#include "kernels/cuda/step.h"
+
+const struct device_table cuda_table = {
+    .close = cuda_close,
+    .alloc = cuda_memory_alloc,
+    .free = cuda_memory_free,
+    .reserve = cuda_memory_reserve,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .sync = cuda_sync,
+    .step_open = cuda_step_open,
+    .step_begin = cuda_step_begin,
+    .step_commit = cuda_step_commit,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_free = cuda_graph_free,
+    .fence = cuda_fence,
+    .fence_wait = cuda_fence_wait,
+    .profile_begin = cuda_profile_begin,
+    .profile_end = cuda_profile_end,
+};

@@ -1,0 +1,114 @@
+/* Step memory and fences. */
+#include "kernels/cuda/step.h"
+
+#include <time.h>
+
+#include "engine/base/arith.h"
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "kernels/cuda/loader.h"
+
+enum { STEP_BLOCKS = 3 };
+
+struct cuda_step {
+    unsigned char *host; /* [STEP_BLOCKS, stride] pinned */
+    size_t stride;       /* from one block to the next; bytes of the device block */
+    cudaEvent_t copied[STEP_BLOCKS];
+    bool pending[STEP_BLOCKS];
+    int current;
+};
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------
+ */
+
+/* Looks often for the first 20 us, then naps: a step takes 0.6 to 15 ms, and its results are read while the next one
+ * already runs, so some 25 us late costs nothing, and the core is free for the others. */
+static int event_wait(struct backend *backend, cudaEvent_t event, struct err *err) {
+    const int64_t begin_ns = clock_now_ns();
+    for (;;) {
+        cudaError_t code = cudaEventQuery(event);
+        if (code != cudaErrorNotReady) return CUDA_TRY(backend, code, err);
+        if (clock_now_ns() - begin_ns < 20000) continue;
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+
+int cuda_fence(struct backend *backend, int which, struct err *err) {
+    CHECK(!backend->cuda->capturing);
+    return CUDA_TRY(backend, cudaEventRecord(backend->cuda->fences[which], backend->cuda->stream), err);
+}
+
+int cuda_fence_wait(struct backend *backend, int which, struct err *err) {
+    return event_wait(backend, backend->cuda->fences[which], err);
+}
+
+/* ---- the blocks ---------------------------------------------------------------------------------------------------
+ */
+
+int cuda_step_open(struct backend *backend, size_t bytes, struct err *err) {
+    struct cuda_step *step = mem_zalloc(1, sizeof *step);
+    void *host = NULL, *device = NULL;
+    size_t stride = 0, all;
+    backend->cuda->step = step;
+    if (!size_align(bytes, 256, &stride) || !size_mul(stride, STEP_BLOCKS, &all))
+        return err_set(err, ERR_NOMEM, "step memory of %zu bytes cannot be", bytes);
+    int rc = backend_alloc(backend, MEMORY_PINNED, all, &host, err);
+    step->host = host;
+    step->stride = stride;
+    if (!rc) rc = backend_alloc(backend, MEMORY_WORKSPACE, stride, &device, err);
+    backend->cuda->step_device = device;
+    for (int i = 0; i < STEP_BLOCKS && !rc; i++)
+        rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->copied[i], cudaEventDisableTiming), err);
+    if (rc)
+        cuda_step_close(backend);
+    else
+        backend->step.host = step->host;
+    return rc;
+}
+
+void cuda_step_close(struct backend *backend) {
+    struct cuda_step *step = backend->cuda->step;
+    if (!step) return;
+    for (int i = 0; i < STEP_BLOCKS; i++)
+        if (step->copied[i]) cudaEventDestroy(step->copied[i]);
+    backend_free(backend, MEMORY_WORKSPACE, backend->cuda->step_device, step->stride);
+    backend_free(backend, MEMORY_PINNED, step->host, STEP_BLOCKS * step->stride);
+    mem_free(step);
+    backend->cuda->step = NULL;
+    backend->cuda->step_device = NULL;
+}
+
+/* The first step ends the loading: its threads and pinned ring go back. */
+int cuda_step_begin(struct backend *backend, struct err *err) {
+    struct cuda_step *step = backend->cuda->step;
+    int rc = 0;
+    if (backend->cuda->loader) cuda_loader_close(backend);
+    step->current = (step->current + 1) % STEP_BLOCKS;
+    if (step->pending[step->current]) rc = event_wait(backend, step->copied[step->current], err);
+    step->pending[step->current] = false;
+    backend->step.host = step->host + (size_t)step->current * step->stride;
+    return rc;
+}
+
+int cuda_step_commit(struct backend *backend, struct err *err) {
+    struct cuda *cuda = backend->cuda;
+    struct cuda_step *step = cuda->step;
+    CHECK(!cuda->capturing);
+    if (backend->step.used == 0) return 0;
+    int rc = CUDA_TRY(backend,
+                      cudaMemcpyAsync(cuda->step_device, backend->step.host, backend->step.used, cudaMemcpyHostToDevice,
+                                      cuda->stream),
+                      err);
+    if (!rc) rc = CUDA_TRY(backend, cudaEventRecord(step->copied[step->current], cuda->stream), err);
+    step->pending[step->current] = rc == 0;
+    return rc;
+}
+
+const void *cuda_step_address(const struct backend *backend, const void *host) {
+    const struct cuda_step *step = backend->cuda->step;
+    if (!host) return NULL;
+    const uintptr_t at = (uintptr_t)host - (uintptr_t)(step ? step->host : NULL);
+    CHECK_MSG(step && at < STEP_BLOCKS * step->stride, "not in step memory");
+    return backend->cuda->step_device + at % step->stride;
+}
