@@ -8,6 +8,7 @@
 
 #include "engine/base/arith.h"
 #include "engine/base/mem.h"
+#include "kernels/cuda/loader.h"
 #include "kernels/cuda/quant.h"
 #include "kernels/cuda/weight_kernels.h"
 
@@ -100,24 +101,15 @@ static struct weight_target part_target(const struct cuda_weight *w, int32_t par
     };
 }
 
-/* Host rows to the device, in order with the ops; the source may be reused on return. */
-static int rows_copy(struct backend *backend, void *device, size_t device_pitch, const void *host, size_t row_bytes,
-                     size_t rows, struct err *err) {
-    return CUDA_TRY(backend,
-                    cudaMemcpy2DAsync(device, device_pitch, host, row_bytes, row_bytes, rows, cudaMemcpyHostToDevice,
-                                      backend->cuda->stream),
-                    err);
-}
-
 /* bf16 rows without padding, straight to their place. */
 static int part_copy(struct backend *backend, const struct weight_target *target, const struct weight_part *part,
                      int64_t cols, struct err *err) {
     const size_t row_bytes = (size_t)cols * 2, group = CUDA_GATE_ROWS * row_bytes;
     if (target->gate_part < 0)
-        return rows_copy(backend, target->data + (size_t)target->row_begin * row_bytes, row_bytes, part->data,
-                         row_bytes, (size_t)part->rows, err);
-    return rows_copy(backend, target->data + (size_t)target->gate_part * group, 2 * group, part->data, group,
-                     (size_t)part->rows / CUDA_GATE_ROWS, err);
+        return cuda_loader_rows(backend, target->data + (size_t)target->row_begin * row_bytes, row_bytes, part->data,
+                                row_bytes, row_bytes, part->rows, err);
+    return cuda_loader_rows(backend, target->data + (size_t)target->gate_part * group, 2 * group, part->data, group,
+                            group, part->rows / CUDA_GATE_ROWS, err);
 }
 
 /* Through scratch: half of it is filled while a kernel reads the other. */
@@ -133,7 +125,7 @@ static int part_convert(struct backend *backend, const struct weight_target *tar
         const int64_t rows = i64_min(rows_max, part->rows - row);
         unsigned char *raw = cuda->scratch + (size_t)(piece % 2) * half;
         const unsigned char *source = (const unsigned char *)part->data + (size_t)row * row_bytes;
-        int rc = rows_copy(backend, raw, row_bytes, source, row_bytes, (size_t)rows, err);
+        int rc = cuda_loader_rows(backend, raw, row_bytes, source, row_bytes, row_bytes, rows, err);
         if (rc) return rc;
         weight_launch_rows(cuda->stream, raw, target, part->dtype, row, rows, cols);
         rc = CUDA_LAUNCHED(backend, "weight rows", err);
@@ -155,7 +147,6 @@ int cuda_weight_prepare(struct backend *backend, const struct weight_part *parts
         else
             rc = part_convert(backend, &target, &parts[i], cols, err);
     }
-    if (!rc) rc = CUDA_TRY(backend, cudaStreamSynchronize(backend->cuda->stream), err);
     if (rc)
         cuda_weight_free(backend, &w->base);
     else

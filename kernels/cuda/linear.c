@@ -1,0 +1,86 @@
+/* op_linear and op_linear_gated: which kernel multiplies. The portable ones take everything. */
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/linear_private.h"
+
+int cuda_linear_open(struct backend *backend, struct err *err) {
+    return CUDA_TRY(backend, (cudaError_t)linear_mma_open(backend->cuda), err);
+}
+
+void cuda_linear_close(struct backend *backend) {
+    (void)backend;
+}
+
+/* One segment of op_linear. */
+static struct linear_product segment_product(const struct op_linear_args *args,
+                                             const struct cuda_weight_segment *segment) {
+    const size_t value = args->out_f32 ? 4 : 2;
+    return (struct linear_product){
+        .x = args->x,
+        .w = segment->data,
+        .bias = args->bias ? args->bias + segment->row_begin : NULL,
+        .y = (unsigned char *)args->y + (size_t)segment->row_begin * value,
+        .x_stride = args->x_stride,
+        .y_stride = args->y_stride,
+        .pitch = cuda_weight_of(args->w)->pitch,
+        .rows = (int32_t)args->rows,
+        .out = (int32_t)segment->rows,
+        .cols = (int32_t)args->w->cols,
+        .dtype = segment->dtype,
+        .accumulate = args->accumulate,
+        .out_f32 = args->out_f32,
+    };
+}
+
+static int product_run(struct backend *backend, const struct linear_product *p, struct err *err) {
+    cudaError_t code = (cudaError_t)linear_mma_launch(backend->cuda->stream, p, backend->cuda->batch_invariant);
+    return cuda_failed(backend, code, "a product of matrices", __FILE__, __LINE__, err);
+}
+
+int cuda_op_linear(struct backend *backend, const struct op_linear_args *args, struct err *err) {
+    const struct cuda_weight *w = cuda_weight_of(args->w);
+    int rc = 0;
+    if (args->rows == 0) return 0;
+    for (int32_t s = 0; s < w->segment_count && !rc; s++) {
+        const struct linear_product p = segment_product(args, &w->segments[s]);
+        rc = product_run(backend, &p, err);
+    }
+    return rc;
+}
+
+/* Gate and up one below the other: two products through gate_up. */
+static int gated_apart(struct backend *backend, const struct op_linear_gated_args *args, struct err *err) {
+    const int64_t ffn = args->w->rows / 2;
+    const struct op_linear_args both = {.x = args->x,
+                                        .w = args->w,
+                                        .bias = args->bias,
+                                        .y = args->gate_up,
+                                        .rows = args->rows,
+                                        .x_stride = args->x_stride,
+                                        .y_stride = 2 * ffn};
+    const struct op_gated_act_args act = {
+        .gate_up = args->gate_up, .out = args->out, .rows = args->rows, .ffn = ffn, .activation = args->activation};
+    int rc = cuda_op_linear(backend, &both, err);
+    return rc ? rc : cuda_op_gated_act(backend, &act, err);
+}
+
+int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_args *args, struct err *err) {
+    if (args->rows == 0) return 0;
+    if (!cuda_weight_interleaved(args->w)) return gated_apart(backend, args, err);
+    const struct cuda_weight *w = cuda_weight_of(args->w);
+    const struct linear_product p = {
+        .x = args->x,
+        .w = w->segments[0].data,
+        .bias = args->bias,
+        .y = args->out,
+        .x_stride = args->x_stride,
+        .y_stride = w->base.rows / 2,
+        .pitch = w->pitch,
+        .rows = (int32_t)args->rows,
+        .out = (int32_t)w->base.rows,
+        .cols = (int32_t)w->base.cols,
+        .dtype = w->segments[0].dtype,
+        .activation = args->activation,
+        .gated = true,
+    };
+    return product_run(backend, &p, err);
+}
