@@ -7,6 +7,7 @@
 
 #include "engine/base/arith.h"
 #include "engine/base/mem.h"
+#include "kernels/cuda/cuda_weight.h"
 #include "kernels/cuda/loader.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/probe.h"
@@ -201,6 +202,7 @@ void cuda_close(struct backend *backend) {
     if (!cuda) return;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     cuda_loader_close(backend);
+    cuda_linear_close(backend);
     cuda_step_close(backend);
     cuda_profile_close(backend);
     cuda_memory_close(backend);
@@ -223,6 +225,7 @@ int cuda_open(struct backend *backend, const struct backend_options *options, st
         rc = UNSUPPORTED("CUDA device %d does not open: %s", cuda->ordinal, cudaGetErrorString(code));
     if (!rc) rc = kernels_choose(cuda, options->cuda_kernels, err);
     if (!rc) rc = info_fill(backend, driver, err);
+    if (!rc) rc = cuda_linear_open(backend, err);
     if (!rc) cuda_memory_open(backend);
     if (rc) {
         cuda_close(backend);
