@@ -3,7 +3,7 @@
  * in double precision. Included by test programs alone; nothing else is needed to write a case that runs everywhere:
  *
  *     static void foo_all(struct backend *backend) {
- *         struct tensors t = {backend};
+ *         struct tensors t = {.backend = backend};
  *         float *x = random_values(&seed, count, 1.0), *got = zeros(count, sizeof *got);
  *         void *dx = tensor_act(&t, x, count);              rounds x to the activation dtype, so the reference sees
  *         void *dout = tensor_room(&t, count);              what the op sees; room is filled with NaN
@@ -84,8 +84,8 @@ static inline bool test_quick(void) {
     return quick && *quick && strcmp(quick, "0") != 0;
 }
 
-/* A GPU with these kernels, or NULL: then it has said why, or they are not asked for. On a machine whose GPU lacks what
- * the kernels need that is a skip; a device that is there and does not open for another reason fails the test. */
+/* A GPU with these kernels, or NULL: they are not asked for, or there is none (said where QUIRE_TEST_DEVICE asks for
+ * it). A device that is there and does not open for another reason fails the test. */
 static inline struct backend *backend_cuda(const char *kernels, bool batch_invariant) {
     if (!test_wants("QUIRE_TEST_DEVICE", "cuda") || !test_wants("QUIRE_TEST_KERNELS", kernels)) return NULL;
     struct backend_options options = {
@@ -94,7 +94,7 @@ static inline struct backend *backend_cuda(const char *kernels, bool batch_invar
     struct err why = {0};
     int rc = backend_open(&options, &backend, &why);
     if (rc == ERR_UNSUPPORTED) {
-        print_message("skipped: no GPU for %s (%s)\n", kernels, why.text);
+        if (getenv("QUIRE_TEST_DEVICE")) print_message("skipped: no GPU for %s kernels: %s\n", kernels, why.text);
         return NULL;
     }
     if (rc) fail_msg("the CUDA backend with %s kernels: %s", kernels, why.text);
@@ -105,7 +105,7 @@ static inline struct backend *backend_cuda(const char *kernels, bool batch_invar
  * The test is skipped when none of those asked for is here. */
 static inline void for_each_backend(void (*test)(struct backend *backend)) {
     static const char *const kernels[] = {"sm_90a", "portable"};
-    int ran = 0;
+    int ran = 0, ran_cuda = 0;
     for (int i = 0; i < CPU_ISA_COUNT + 2; i++) {
         struct backend *backend = NULL;
         if (i >= CPU_ISA_COUNT)
@@ -118,7 +118,9 @@ static inline void for_each_backend(void (*test)(struct backend *backend)) {
         TEST_ERR_PASS(backend_sync(backend, err));
         backend_close(backend);
         ran++;
+        ran_cuda += i >= CPU_ISA_COUNT;
     }
+    if (ran_cuda == 0 && test_wants("QUIRE_TEST_DEVICE", "cuda")) print_message("skipped: no GPU\n");
     if (ran == 0) skip();
 }
 
@@ -201,7 +203,7 @@ static inline double act_slack(const struct backend *backend, double magnitude) 
 
 #define TENSORS_MAX 64
 
-/* Device memory of one case; {backend} to begin with. */
+/* Device memory of one case; {.backend = backend} to begin with. */
 struct tensors {
     struct backend *backend;
     int count;
