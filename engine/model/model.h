@@ -66,6 +66,9 @@ struct model_limits {
     enum dtype kv_dtype;
 };
 
+/* Step memory for the lists of one sampled row: biases (8 bytes each) and ids that may not be drawn (4 bytes each). */
+#define MODEL_LIST_BYTES_ROW ((size_t)1024 * 8 + 256 * 4)
+
 /* All sizes before anything is loaded. */
 struct model_memory {
     size_t weight_bytes, workspace_bytes;
@@ -89,8 +92,8 @@ struct model_options {
     bool eager;          /* no recorded decode steps */
     bool no_stack;       /* decode steps go op by op even where the device has more in one (batch invariance) */
     uint64_t seed;
-    /* On a device whose ops are done on return: where the pass notes the time after each layer, so that a step of a minute on a slow machine is not taken for a
-     * dead thread; outlives the model. NULL: nowhere. */
+    /* On a device whose ops are done on return: where the pass notes the time after each layer, so that a step of a
+     * minute on a slow machine is not taken for a dead thread; outlives the model. NULL: nowhere. */
     atomic_int_fast64_t *alive_ns;
 };
 

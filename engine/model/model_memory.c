@@ -1,7 +1,6 @@
 /* How much memory a model takes, computed before any is asked for. */
 #include "engine/base/arith.h"
 #include "engine/model/model_private.h"
-#include "engine/record.h"
 
 /* A multiple of every vector access and of a TMA descriptor's base. */
 #define WORKSPACE_ALIGN ((size_t)256)
@@ -26,9 +25,6 @@ static size_t carve(struct carver *c, size_t rows, size_t cols, size_t bytes) {
     return begin;
 }
 
-/* Step memory of one row's lists: a bias of every id that a request may name, and the ids that may not be drawn. */
-#define LIST_BYTES_ROW ((size_t)REQUEST_BIAS_MAX * 8 + (size_t)REQUEST_STOP_IDS_MAX * 2 * 4 + 128)
-
 /* The inputs of the largest step, array by array as inputs_fill and model_launch lay them out. */
 static bool step_layout(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
                         struct workspace *out) {
@@ -42,7 +38,7 @@ static bool step_layout(const struct model_spec *spec, const struct backend *bac
     carve(&c, seqs, 6, sizeof(int32_t)); /* slots, q_start, kv_len, logit_rows, pages copied from and to */
     carve(&c, 2, 1, plan);
     carve(&c, 1, 1, pack);
-    if (pack) carve(&c, seqs, LIST_BYTES_ROW, 1); /* else the host's lists are read where they are */
+    if (pack) carve(&c, seqs, MODEL_LIST_BYTES_ROW, 1); /* else the host's lists are read where they are */
     carve(&c, (size_t)out->deltas_max, sizeof(struct kv_table_delta), 1);
     carve(&c, 32, WORKSPACE_ALIGN, 1); /* roundings */
     out->step_bytes = c.at;

@@ -1,5 +1,5 @@
 /* plan.c: who runs in the next step. Decodes first, oldest first, one token each, so that a step's length is bounded by
- * the budget for everyone; then the oldest prefills with what is left of the budget; then new admissions, first come
+ * the budget for everyone (a smaller one where there are decodes, see max_num_mixed_tokens); then the oldest prefills with what is left of the budget; then new admissions, first come
  * first served. Whoever runs has the pages for it before the step is built. */
 #include <string.h>
 
@@ -18,7 +18,14 @@ static void plan_push(struct sched *sched, struct sequence_private *s, int32_t t
 }
 
 static int32_t budget_left(const struct sched *sched) {
-    return sched->options.max_num_batched_tokens - sched->plan_tokens;
+    return sched->budget - sched->plan_tokens;
+}
+
+static int32_t budget_of(const struct sched_options *o, int32_t decodes) {
+    int32_t mixed = o->max_num_mixed_tokens, least = decodes + (mixed + 1) / 2;
+    if (mixed == 0 || decodes == 0) return o->max_num_batched_tokens;
+    if (mixed < least) mixed = least;
+    return mixed < o->max_num_batched_tokens ? mixed : o->max_num_batched_tokens;
 }
 
 /* ---- decodes ----------------------------------------------------------------------------------------------------- */
@@ -167,7 +174,9 @@ void plan_step(struct sched *sched, int64_t now_ns) {
     sched->plan_count = sched->plan_tokens = sched->plan_rows = 0;
     sched->copy_count = 0;
     sched->stalled = false;
+    sched->budget = sched->options.max_num_batched_tokens;
     plan_decodes(sched);
+    sched->budget = budget_of(&sched->options, sched->plan_tokens);
     plan_prefills(sched);
     plan_admissions(sched, now_ns);
 }

@@ -106,6 +106,7 @@ struct sched {
 
     struct plan_item *plan; /* [max_num_seqs] of the step being built */
     int32_t plan_count, plan_tokens, plan_rows;
+    int32_t budget; /* tokens of the step being built, known once its decodes are */
     struct page_copy *copies; /* [max_num_seqs] */
     int32_t copy_count;
     bool stalled; /* in this step a decode had no page, or someone was preempted: nobody is admitted */

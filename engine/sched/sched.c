@@ -52,6 +52,7 @@ static int options_check(const struct sched_options *o, struct err *err) {
     if ((rc = range_check("max_model_len", o->max_model_len, 2, SCHED_TOKENS_MAX, err))) return rc;
     if ((rc = range_check("long_prefill_threshold", o->long_prefill_threshold, 0, SCHED_TOKENS_MAX, err))) return rc;
     if ((rc = range_check("lookahead", o->lookahead, 0, SCHED_FLIGHTS_MAX - 1, err))) return rc;
+    if ((rc = range_check("max_num_mixed_tokens", o->max_num_mixed_tokens, 0, SCHED_TOKENS_MAX, err))) return rc;
     return range_check("vocab", o->vocab, 1, INT32_MAX, err);
 }
 

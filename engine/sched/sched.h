@@ -23,6 +23,9 @@ struct sched_options {
     int32_t max_queued_requests;    /* waiting requests beyond which a submit is refused */
     int32_t max_model_len;          /* prompt + output of one sequence */
     int32_t page_size, pages_total; /* the dummy page 0 counted in: pages 1 .. pages_total - 1 hold tokens */
+    /* 0: none; else most tokens of a step that also holds decodes, whose streams wait for it. Where the decodes alone
+     * take more than half of it, prompts get a half beside them. */
+    int32_t max_num_mixed_tokens;
     int32_t long_prefill_threshold; /* 0: none; else at most this many prompt tokens of one request a step */
     int32_t lookahead;              /* 0: a step completes before the next is built; 1: one step ahead */
     int32_t vocab;

@@ -90,6 +90,7 @@ void plan_draw(struct sim *sim) {
         .max_model_len = length,
         .page_size = page_size,
         .pages_total = 1 + random_range(r, full / 2 + 1, random_chance(r, 500) ? full + 4 : 4 * full + 8),
+        .max_num_mixed_tokens = random_chance(r, 400) ? small_range(r, 1, 40) : 0,
         .long_prefill_threshold = random_chance(r, 300) ? random_range(r, 1, 12) : 0,
         .lookahead = random_range(r, 0, 1),
         .vocab = random_range(r, 8, 200),
@@ -149,16 +150,21 @@ static void complete_oldest(struct sim *sim) {
 static void progress_check(struct sim *sim, const struct batch *b) {
     const struct sched *sched = sim->sched;
     const struct sched_options *o = &sim->plan.options;
+    int64_t budget = o->max_num_batched_tokens, mixed = o->max_num_mixed_tokens;
+    if (mixed > 0 && b->decode_tokens > 0)
+        budget = i64_min(budget, i64_max(mixed, b->decode_tokens + (mixed + 1) / 2));
+    SIM_CHECK(sim, b->tokens <= budget, "%d tokens beside %d decodes, the budget is %lld", b->tokens, b->decode_tokens,
+              (long long)budget);
     for (const struct sequence_private *s = sched->running.first; s; s = s->next) {
         if (s->last_step == b->step) continue;
         if (s->pub.state == SEQ_PREFILL)
-            SIM_CHECK(sim, b->tokens == o->max_num_batched_tokens, "a prefill was left out with budget left");
+            SIM_CHECK(sim, b->tokens >= budget, "a prefill was left out with budget left");
         else
             SIM_CHECK(sim, sched->stalled || s->pub.output_count + s->in_flight >= s->group->output_max,
                       "a decode was left out of step %llu", (unsigned long long)b->step);
     }
     const struct sequence_private *head = sched->waiting.first;
-    if (!head || sched->stalled || sched->free_slot_count == 0 || b->tokens >= o->max_num_batched_tokens) return;
+    if (!head || sched->stalled || sched->free_slot_count == 0 || b->tokens >= budget) return;
     if (head->last_step > sched->completed || (head->group->running > 0 && !head->group->donor)) return;
     int32_t known = head->pub.prompt_count + head->pub.output_count;
     int32_t pages =

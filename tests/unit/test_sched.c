@@ -76,6 +76,33 @@ static void decodes_go_first_and_the_budget_holds(void **state) {
     world_close(&w);
 }
 
+static void steps_with_decodes_are_shorter(void **state) {
+    struct world w;
+    struct err err = {0};
+    struct sched_options o = options_small();
+    (void)state;
+    o.max_num_mixed_tokens = 6;
+    world_open(&w, &o);
+    submit(&w, (struct ask){.prompt = 16, .max_tokens = 40, .first_id = 1}, &err);
+    assert_int_equal(turn(&w)->tokens, 16); /* nobody waits: the whole budget */
+    submit(&w, (struct ask){.prompt = 13, .max_tokens = 40, .first_id = 200}, &err);
+    assert_int_equal(turn(&w)->tokens, 6);
+    assert_int_equal(turn(&w)->tokens, 6);
+    assert_int_equal(turn(&w)->tokens, 4);
+    for (int i = 0; i < 2; i++) submit(&w, (struct ask){.prompt = 3, .max_tokens = 40, .first_id = 300 + i}, &err);
+    while (turn(&w)->prefill_tokens > 0) continue;
+    run_to_end(&w, 300);
+    o.max_num_mixed_tokens = 2; /* less than the decodes: prompts go on all the same */
+    world_close(&w);
+    world_open(&w, &o);
+    for (int i = 0; i < 3; i++) submit(&w, (struct ask){.prompt = 3, .max_tokens = 40, .first_id = 100 * i + 1}, &err);
+    while (turn(&w)->decode_tokens < 3) continue;
+    submit(&w, (struct ask){.prompt = 5, .max_tokens = 2, .first_id = 900}, &err);
+    assert_int_equal(turn(&w)->tokens, 4);
+    run_to_end(&w, 300);
+    world_close(&w);
+}
+
 static void long_prompts_are_capped_a_step(void **state) {
     struct world w;
     struct err err = {0};
@@ -347,6 +374,7 @@ int main(void) {
         cmocka_unit_test(refuses_what_never_fits),
         cmocka_unit_test(the_queue_is_bounded),
         cmocka_unit_test(decodes_go_first_and_the_budget_holds),
+        cmocka_unit_test(steps_with_decodes_are_shorter),
         cmocka_unit_test(long_prompts_are_capped_a_step),
         cmocka_unit_test(a_prefix_hit_leaves_the_last_token),
         cmocka_unit_test(samples_share_the_prompt),
