@@ -29,16 +29,22 @@ struct engine_options {
     struct backend_options backend;
     engine_events_fn *on_events;
     void *user;
-    enum dtype kv_dtype;   /* f16 (default) or f32 on the CPU */
+    enum dtype dtype;      /* of activations; DTYPE_COUNT: the device's, the only one it has */
+    enum dtype kv_dtype;   /* DTYPE_COUNT: the device's own (f16 on the CPU, bf16 on CUDA) */
     int32_t block_size;    /* tokens a page: 16, 32, 64, 128 */
     int32_t max_model_len; /* 0: from the model */
+    /* 0: by the device. CPU: 64, 256, no smaller one. CUDA: 1024, 8192, 2048. */
     int32_t max_num_seqs;
     int32_t max_num_batched_tokens;
+    int32_t max_num_mixed_tokens;
     int32_t max_queued_requests;
     int32_t long_prefill_threshold;
-    size_t kv_cache_bytes;     /* 0: planned from memory */
-    double memory_utilization; /* share of free memory when planned */
+    size_t kv_cache_bytes; /* 0: planned from memory */
+    /* When planned: on CUDA the share of the GPU's memory that the engine may take, on the CPU the share of the memory
+     * that is free. 0: 0.92 and 0.5. */
+    double memory_utilization;
     bool prefix_caching;
+    bool eager;         /* no recorded decode steps */
     bool dummy_weights; /* --load-format dummy: shapes from the files, random numbers for weights */
     uint64_t seed;
 };
@@ -54,6 +60,8 @@ struct engine_info {
     char architecture[64];
     char weight_types[64]; /* "q4_1 (210), f32 (61), q8_0 (1)" */
     int32_t vocab, max_model_len, model_context, page_size, pages_total, max_num_seqs, max_num_batched_tokens;
+    int32_t max_num_mixed_tokens; /* 0: none */
+    int32_t decode_stack_rows;    /* decode steps of so many rows run all layers in one op; 0: none */
     int64_t parameters;
     enum dtype kv_dtype, weight_dtype;
     size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token;
@@ -68,7 +76,10 @@ struct engine_stats {
     uint64_t prompt_tokens, generation_tokens;                  /* computed prompt tokens; drawn tokens */
     uint64_t submitted, refused, finished[FINISH_REASON_COUNT]; /* requests; finished counts each request once */
     uint64_t steps, step_tokens_bucket[16], step_tokens_sum;    /* tokens a step: <= 1, 8, 16, 32 … 16384, more */
-    uint64_t step_ns, host_ns;                                  /* whole steps; of that outside the model */
+    /* Steps, each from the end of the one before; and the engine thread's work for them, which on a device that runs
+     * ahead overlaps them. */
+    uint64_t step_ns, host_ns;
+    uint64_t decode_steps, graph_replays, graph_captures, graph_capture_ns, stack_steps; /* as in struct model_stats */
     int64_t last_step_ns;                                       /* clock time of the last completed step */
     int64_t heartbeat_ns;                                       /* clock time the engine thread last said it lives */
     double prefill_tokens_per_s, decode_tokens_per_s;           /* measured, decaying; 0: not yet known */
@@ -78,7 +89,7 @@ struct engine_stats {
 };
 
 /* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the
- * arithmetic. */
+ * arithmetic (ERR_UNSUPPORTED where a GPU has too little: the flags must change). */
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err);
 /* Ends every request with FINISH_SHUTDOWN, joins the thread, frees all. */
 void engine_close(struct engine *engine);

@@ -1,6 +1,10 @@
-/* engine_loop.c: the engine thread. One turn: take orders → schedule → launch and wait for the step → take in its
- * tokens → send events. On the CPU the model computes inside model_launch, so nothing is gained by running a step ahead
- * here. */
+/* engine_loop.c: the engine thread. One turn: take orders → schedule and launch a step → wait for the step before it →
+ * take in its tokens → send events. On an asynchronous device a step is therefore launched before the tokens of the one
+ * before are known (they feed it on the device), and the device always has the next step when it ends one: a stop is
+ * found one step late, and the scheduler drops the token that comes after it. Elsewhere the model computes inside
+ * model_launch, nothing would be gained by it, and a step is waited for in the turn that launched it.
+ *
+ * Two arenas are enough for both: a step is built in the arena of the step two before it, which is complete by then. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -209,8 +213,8 @@ static void rate_update(double *rate, int32_t tokens, double seconds) {
     *rate = *rate > 0 ? *rate + RATE_DECAY * (now - *rate) : now;
 }
 
-static void step_count(struct engine *engine, const struct batch *batch, int64_t begin_ns, int64_t model_ns,
-                       int64_t end_ns) {
+static void step_count(struct engine *engine, const struct step *step, int64_t begin_ns, int64_t end_ns) {
+    const struct batch *batch = step->batch;
     struct engine_stats *s = &engine->stats;
     static const int32_t edges[15] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
     int bucket = 0;
@@ -219,7 +223,7 @@ static void step_count(struct engine *engine, const struct batch *batch, int64_t
     s->step_tokens_bucket[bucket]++;
     s->step_tokens_sum += (uint64_t)batch->tokens;
     s->step_ns += (uint64_t)(end_ns - begin_ns);
-    s->host_ns += (uint64_t)(end_ns - begin_ns - model_ns);
+    s->host_ns += (uint64_t)step->host_ns;
     s->last_step_ns = end_ns;
     double seconds = (double)(end_ns - begin_ns) * 1e-9;
     double share = (double)batch->prefill_tokens / (double)batch->tokens;
@@ -227,6 +231,17 @@ static void step_count(struct engine *engine, const struct batch *batch, int64_t
         rate_update(&s->prefill_tokens_per_s, batch->prefill_tokens, seconds * fmax(share, 0.05));
     if (batch->decode_tokens && !batch->prefill_tokens)
         rate_update(&s->decode_tokens_per_s, batch->decode_tokens, seconds);
+}
+
+static void model_count(struct engine *engine) {
+    struct engine_stats *s = &engine->stats;
+    struct model_stats model;
+    model_stats(engine->model, &model);
+    s->decode_steps = model.decode_steps;
+    s->graph_replays = model.graph_replays;
+    s->graph_captures = model.graph_captures;
+    s->graph_capture_ns = model.graph_capture_ns;
+    s->stack_steps = model.stack_steps;
 }
 
 static void snapshot_publish(struct engine *engine) {
@@ -245,6 +260,7 @@ static void snapshot_publish(struct engine *engine) {
     s->prompt_tokens = sched.prompt_tokens_computed;
     s->generation_tokens = sched.output_tokens;
     atomic_store(&engine->queued, sched.queued);
+    model_count(engine);
     pthread_mutex_lock(&engine->mutex);
     engine->snapshot = *s;
     pthread_mutex_unlock(&engine->mutex);
@@ -268,27 +284,53 @@ static void drain_check(struct engine *engine, int64_t now_ns) {
         sched_cancel_all(engine->sched, FINISH_SHUTDOWN);
 }
 
-/* One step if there is work. Returns 0, or an error that ends the engine. */
-static int step_run(struct engine *engine, struct err *err) {
-    int64_t begin_ns = clock_now_ns();
-    struct arena *arena = &engine->arenas[engine->stats.steps & 1];
+/* Builds and launches a step if there is work; step->batch is NULL where there is none. An error ends the engine. */
+static int step_launch(struct engine *engine, struct step *step, struct err *err) {
+    *step = (struct step){.begin_ns = clock_now_ns()};
+    struct arena *arena = &engine->arenas[engine->launched & 1];
     arena_reset(arena);
-    drain_check(engine, begin_ns);
-    const struct batch *batch = sched_next_batch(engine->sched, arena, begin_ns);
+    drain_check(engine, step->begin_ns);
+    step->batch = sched_next_batch(engine->sched, arena, step->begin_ns);
     outputs_take(engine);
-    if (!batch) return 0;
+    if (!step->batch) return 0;
+    int64_t built_ns = clock_now_ns();
+    int rc = model_launch(engine->model, step->batch, arena, err);
+    int64_t launched_ns = clock_now_ns();
+    engine->launched++;
+    engine->audited_idle = false;
+    step->host_ns = (engine->ahead ? launched_ns : built_ns) - step->begin_ns;
+    return rc;
+}
+
+/* Waits for a launched step and takes in its tokens. Its time is counted from the end of the step before, or from its
+ * own begin when the device was idle then. */
+static int step_finish(struct engine *engine, struct step *step, struct err *err) {
     const struct sample_result *results;
-    int64_t launch_ns = clock_now_ns();
-    int rc = model_launch(engine->model, batch, arena, err);
-    if (!rc) rc = model_wait(engine->model, batch, &results, err);
+    int rc = model_wait(engine->model, step->batch, &results, err);
     if (rc) return rc;
     int64_t done_ns = clock_now_ns();
-    sched_complete(engine->sched, batch, results, done_ns);
+    sched_complete(engine->sched, step->batch, results, done_ns);
     outputs_take(engine);
     events_send(engine);
-    step_count(engine, batch, begin_ns, done_ns - launch_ns, clock_now_ns());
-    engine->audited_idle = false;
+    int64_t end_ns = clock_now_ns();
+    step->host_ns += end_ns - done_ns;
+    if (engine->ahead)
+        step_count(engine, step, i64_max(step->begin_ns, engine->done_ns), done_ns);
+    else
+        step_count(engine, step, step->begin_ns, end_ns);
+    engine->done_ns = done_ns;
     return 0;
+}
+
+/* One turn's steps: the new one is under way before the last one is waited for. */
+static int steps_run(struct engine *engine, struct err *err) {
+    struct step last = engine->in_flight, next;
+    engine->in_flight = (struct step){0};
+    int rc = step_launch(engine, &next, err);
+    if (rc == 0 && last.batch) rc = step_finish(engine, &last, err);
+    if (rc == 0 && next.batch && !engine->ahead) return step_finish(engine, &next, err);
+    engine->in_flight = next;
+    return rc;
 }
 
 static void idle_audit(struct engine *engine) {
@@ -306,7 +348,7 @@ void *engine_thread(void *arg) {
         bool idle = sched_idle(engine->sched);
         if (idle) idle_audit(engine);
         inbox_take(engine, idle);
-        if (step_run(engine, &err)) engine_die(engine, &err);
+        if (steps_run(engine, &err)) engine_die(engine, &err);
         events_send(engine);
         snapshot_publish(engine);
         if (engine->closing && sched_idle(engine->sched)) break;

@@ -28,6 +28,13 @@ struct message {
     bool done; /* AUDIT: under engine->mutex, signalled by engine->answered */
 };
 
+/* A step that was launched. */
+struct step {
+    const struct batch *batch; /* in its arena; NULL: none */
+    int64_t begin_ns;          /* when its building began */
+    int64_t host_ns;           /* work of the engine thread for it, waiting left out */
+};
+
 struct engine {
     /* Immutable after open. */
     struct engine_options options;
@@ -58,6 +65,10 @@ struct engine {
     struct engine_stats stats;
     int64_t drain_deadline_ns; /* 0: not draining */
     bool closing, audited_idle;
+    bool ahead;            /* a step is launched before the one before it is waited for; immutable after open */
+    struct step in_flight; /* launched and not waited for; only where `ahead` */
+    uint64_t launched;     /* steps, ever: which arena is next */
+    int64_t done_ns;       /* clock time at which the last step was complete */
 };
 
 /* The engine thread's body. */

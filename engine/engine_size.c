@@ -12,11 +12,58 @@
  * build reserves the same). It is touched only on use. */
 #define CPU_KV_BYTES_DEFAULT ((size_t)4 << 30)
 
+/* What CUDA takes beside our three pieces: the context and the kernels' code (about 0.5 GiB), scratch of the products,
+ * and recorded steps (at most 64 of some 300 nodes each, about 2 MiB apiece). */
+#define CUDA_OVERHEAD_BYTES ((size_t)1 << 30)
+
+/* CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt tokens a second; more than 64 rows
+ * a decode step gain nothing there. CUDA: prompts of an 8B model run at 48,000 tokens a second, so a step of 8192 that
+ * nobody waits for takes 170 ms and one of 2048 beside decodes 45 ms. */
+static const struct device_defaults {
+    int32_t max_num_seqs, max_num_batched_tokens, max_num_mixed_tokens;
+    double memory_utilization;
+} cpu_defaults = {64, 256, 0, 0.5}, cuda_defaults = {1024, 8192, 2048, 0.92};
+
 static void phase_add(struct engine_info *info, const char *name, int64_t *since_ns) {
     int64_t now = clock_now_ns();
     if (info->phase_count < (int32_t)(sizeof info->phases / sizeof info->phases[0]))
         info->phases[info->phase_count++] = (struct engine_phase){name, (double)(now - *since_ns) * 1e-9};
     *since_ns = now;
+}
+
+static bool on_cuda(const struct engine *engine) {
+    return backend_info(engine->backend)->device == DEVICE_CUDA;
+}
+
+/* Fills in what was left to the device. */
+static void defaults_settle(struct engine *engine) {
+    struct engine_options *o = &engine->options;
+    const struct device_defaults *d = on_cuda(engine) ? &cuda_defaults : &cpu_defaults;
+    bool seqs_given = o->max_num_seqs > 0;
+    if (!o->max_num_seqs) o->max_num_seqs = d->max_num_seqs;
+    if (!o->max_num_batched_tokens) o->max_num_batched_tokens = d->max_num_batched_tokens;
+    if (!o->max_num_mixed_tokens) o->max_num_mixed_tokens = d->max_num_mixed_tokens;
+    if (!(o->memory_utilization > 0)) o->memory_utilization = d->memory_utilization;
+    if (!seqs_given && o->max_num_seqs > o->max_num_batched_tokens) o->max_num_seqs = o->max_num_batched_tokens;
+    if (o->kv_dtype == DTYPE_COUNT) o->kv_dtype = backend_info(engine->backend)->kv_dtype_default;
+}
+
+/* What the device cannot do is refused by name. */
+static int device_refuse(const struct engine *engine, struct err *err) {
+    const struct engine_options *o = &engine->options;
+    const struct backend_info *info = backend_info(engine->backend);
+    const char *device = on_cuda(engine) ? "CUDA" : "the CPU";
+    if (o->dtype != DTYPE_COUNT && o->dtype != info->activation_dtype)
+        return err_set_field(err, ERR_UNSUPPORTED, "--dtype", "--dtype on %s takes auto or %s, not %s", device,
+                             info->activation_dtype == DTYPE_BF16 ? "bfloat16" : "float32",
+                             o->dtype == DTYPE_BF16  ? "bfloat16"
+                             : o->dtype == DTYPE_F16 ? "float16"
+                                                     : "float32");
+    if (o->kv_dtype != DTYPE_COUNT && !(info->kv_dtypes >> o->kv_dtype & 1))
+        return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype", "--kv-cache-dtype on %s takes %s, not %s",
+                             device, on_cuda(engine) ? "auto or bf16" : "auto, f16 or f32",
+                             dtype_info(o->kv_dtype)->name);
+    return 0;
 }
 
 static int limits_decide(const struct engine_options *o, const struct model_spec *spec, struct model_limits *limits,
@@ -37,9 +84,21 @@ static int limits_decide(const struct engine_options *o, const struct model_spec
     return 0;
 }
 
-/* Pages for the pool: what was asked for, else a share of what is left beside weights and workspace. */
-static int pages_decide(const struct engine *engine, const struct model_limits *limits,
-                        const struct model_memory *memory, int32_t *pages_total, struct err *err) {
+static int pages_count(const struct model_limits *limits, const struct model_memory *memory, size_t bytes,
+                       int32_t *pages_total, struct err *err) {
+    size_t pages = bytes / memory->kv_page_bytes;
+    if (pages < 1)
+        return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes",
+                             "one page of %d tokens takes %zu bytes, --kv-cache-memory-bytes gives %zu",
+                             limits->page_size, memory->kv_page_bytes, bytes);
+    if (pages > (size_t)INT32_MAX / 2) pages = (size_t)INT32_MAX / 2;
+    *pages_total = (int32_t)pages + 1; /* page 0 is the dummy */
+    return 0;
+}
+
+/* Pages for the pool of a CPU: what was asked for, else a share of what is left beside weights and workspace. */
+static int cpu_pages_decide(const struct engine *engine, const struct model_limits *limits,
+                            const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
     size_t bytes = o->kv_cache_bytes, free_bytes = backend_info(engine->backend)->memory_free_bytes;
     size_t fixed = memory->weight_bytes + memory->workspace_bytes;
@@ -57,14 +116,38 @@ static int pages_decide(const struct engine *engine, const struct model_limits *
                 "%.0f %% of the free memory are %zu MiB; lower --max-model-len or set --kv-cache-memory-bytes",
                 limits->max_model_len, least >> 20, fixed >> 20, o->memory_utilization * 100, share >> 20);
     }
-    size_t pages = bytes / memory->kv_page_bytes;
-    if (pages < 1)
-        return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes",
-                             "one page of %d tokens takes %zu bytes, --kv-cache-memory-bytes gives %zu",
-                             limits->page_size, memory->kv_page_bytes, bytes);
-    if (pages > (size_t)INT32_MAX / 2) pages = (size_t)INT32_MAX / 2;
-    *pages_total = (int32_t)pages + 1; /* page 0 is the dummy */
-    return 0;
+    return pages_count(limits, memory, bytes, pages_total, err);
+}
+
+/* Pages for the pool of a GPU: all that the share leaves. */
+static int cuda_pages_decide(const struct engine *engine, const struct model_limits *limits,
+                             const struct model_memory *memory, int32_t *pages_total, struct err *err) {
+    const struct engine_options *o = &engine->options;
+    const struct backend_info *info = backend_info(engine->backend);
+    size_t share = (size_t)((double)info->memory_total_bytes * o->memory_utilization);
+    size_t room = info->memory_free_bytes < share ? info->memory_free_bytes : share;
+    size_t fixed = memory->weight_bytes + memory->workspace_bytes + CUDA_OVERHEAD_BYTES;
+    size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * memory->kv_page_bytes;
+    size_t kv = o->kv_cache_bytes ? o->kv_cache_bytes : least + memory->kv_page_bytes;
+    if (fixed > room || room - fixed < kv) {
+        const char *what = fixed > room        ? "a smaller or quantised model"
+                           : o->kv_cache_bytes ? "a smaller --kv-cache-memory-bytes"
+                                               : "a smaller --max-model-len";
+        return err_set_field(
+            err, ERR_UNSUPPORTED, "gpu-memory-utilization",
+            "not enough memory on the GPU: weights %zu MiB + workspace %zu MiB + CUDA itself %zu MiB + KV %zu MiB (%s "
+            "%d tokens) = %zu MiB, but --gpu-memory-utilization %.2f of its %zu MiB is %zu MiB, and %zu MiB are free; "
+            "take %s, a smaller --max-num-seqs or --max-num-batched-tokens, or free the GPU",
+            memory->weight_bytes >> 20, memory->workspace_bytes >> 20, CUDA_OVERHEAD_BYTES >> 20, kv >> 20,
+            o->kv_cache_bytes ? "asked for; one context of" : "one context of", limits->max_model_len,
+            (fixed + kv) >> 20, o->memory_utilization, info->memory_total_bytes >> 20, share >> 20,
+            info->memory_free_bytes >> 20, what);
+    }
+    if (room < share)
+        log_warning("less memory is free on the GPU than --gpu-memory-utilization allows",
+                    "free_mib=%zu allowed_mib=%zu", info->memory_free_bytes >> 20, share >> 20);
+    kv = o->kv_cache_bytes ? kv : room - fixed - memory->kv_page_bytes;
+    return pages_count(limits, memory, kv, pages_total, err);
 }
 
 /* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for. */
@@ -95,6 +178,7 @@ static void info_fill(struct engine *engine, const struct model_spec *spec, cons
     info->pages_total = pages_total;
     info->max_num_seqs = limits->max_num_seqs;
     info->max_num_batched_tokens = limits->max_num_batched_tokens;
+    info->max_num_mixed_tokens = engine->options.max_num_mixed_tokens;
     info->kv_dtype = limits->kv_dtype;
     info->weight_bytes = memory->weight_bytes;
     info->workspace_bytes = memory->workspace_bytes;
@@ -107,12 +191,13 @@ static int sched_build(struct engine *engine, const struct model_limits *limits,
     struct sched_options options = {
         .max_num_seqs = limits->max_num_seqs,
         .max_num_batched_tokens = limits->max_num_batched_tokens,
+        .max_num_mixed_tokens = o->max_num_mixed_tokens,
         .max_queued_requests = o->max_queued_requests,
         .max_model_len = limits->max_model_len,
         .page_size = limits->page_size,
         .pages_total = pages_total,
         .long_prefill_threshold = o->long_prefill_threshold,
-        .lookahead = 0,
+        .lookahead = engine->ahead ? 1 : 0,
         .vocab = engine->info.vocab,
         .prefix_caching = o->prefix_caching,
         .hash_key = hash_key_random(),
@@ -131,9 +216,15 @@ int engine_build(struct engine *engine, struct err *err) {
     phase_add(&engine->info, "files", &since_ns);
     if ((rc = backend_open(&o->backend, &engine->backend, err))) return rc;
     const struct model_spec *spec = model_files_spec(engine->files);
+    engine->ahead = backend_info(engine->backend)->asynchronous;
+    if ((rc = device_refuse(engine, err))) return rc;
+    defaults_settle(engine);
+    phase_add(&engine->info, "device", &since_ns);
     if ((rc = limits_decide(o, spec, &limits, err))) return rc;
     if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
-    if ((rc = pages_decide(engine, &limits, &memory, &pages_total, err))) return rc;
+    rc = on_cuda(engine) ? cuda_pages_decide(engine, &limits, &memory, &pages_total, err)
+                         : cpu_pages_decide(engine, &limits, &memory, &pages_total, err);
+    if (rc) return rc;
     if ((rc = context_shrink(o, &limits, pages_total, err))) return rc;
     if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
     info_fill(engine, spec, &limits, &memory, pages_total);
@@ -141,9 +232,12 @@ int engine_build(struct engine *engine, struct err *err) {
     struct model_options options = {.limits = limits,
                                     .pages_total = pages_total,
                                     .dummy_weights = o->dummy_weights,
+                                    .eager = o->eager,
+                                    .no_stack = o->backend.batch_invariant,
                                     .seed = o->seed,
                                     .alive_ns = &engine->heartbeat_ns};
     if ((rc = model_open(engine->files, engine->backend, &options, &engine->model, err))) return rc;
+    engine->info.decode_stack_rows = model_stack_rows(engine->model);
     phase_add(&engine->info, "weights", &since_ns);
     if ((rc = sched_build(engine, &limits, pages_total, err))) return rc;
     phase_add(&engine->info, "scheduler", &since_ns);

@@ -181,7 +181,8 @@ static void on_loaded(uv_async_t *async) {
     serve->start_seconds = (double)(now_ns - serve->begun_ns) * 1e-9;
     serve->ready = true;
     serve_report(serve);
-    if (serve->options.enforce_eager) log_info("--enforce-eager changes nothing: the CPU has no device graphs", "");
+    if (serve->options.enforce_eager && !engine_info(serve->app.engine)->backend.graphs)
+        log_info("--enforce-eager changes nothing: the CPU has no device graphs", "");
     log_info("ready", "model=%s seconds=%.3f", log_quote(serve->app.model_name).text, serve->start_seconds);
 }
 

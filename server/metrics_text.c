@@ -112,8 +112,17 @@ static void steps_write(struct scrape *s, const struct engine_stats *e) {
     counter(s, "quire:steps_total", "steps of the engine", e->steps);
     head(s, "quire:step_seconds_total", "counter", "time in steps");
     model_value(s, "quire:step_seconds_total", "", (double)e->step_ns * 1e-9);
-    head(s, "quire:step_host_seconds_total", "counter", "time in steps outside the model");
+    head(s, "quire:step_host_seconds_total", "counter", "the engine thread's work for steps, waiting left out");
     model_value(s, "quire:step_host_seconds_total", "", (double)e->host_ns * 1e-9);
+}
+
+static void graphs_write(struct scrape *s, const struct engine_stats *e) {
+    counter(s, "quire:decode_steps_total", "steps that only decode", e->decode_steps);
+    counter(s, "quire:graph_replays_total", "decode steps that ran from a recorded graph", e->graph_replays);
+    counter(s, "quire:graph_captures_total", "graphs recorded, one for each number of padded rows", e->graph_captures);
+    head(s, "quire:graph_capture_seconds_total", "counter", "time spent recording them");
+    model_value(s, "quire:graph_capture_seconds_total", "", (double)e->graph_capture_ns * 1e-9);
+    counter(s, "quire:decode_stack_steps_total", "decode steps whose layers ran as one kernel", e->stack_steps);
 }
 
 static void pages_write(struct scrape *s, const struct engine_stats *e) {
@@ -147,6 +156,7 @@ static void engine_write(struct scrape *s, const struct engine_stats *e) {
     counter(s, "quire:requests_submitted_total", "requests the engine took", e->submitted);
     counter(s, "quire:requests_rejected_total", "requests the engine refused", e->refused);
     steps_write(s, e);
+    graphs_write(s, e);
     gauge(s, "quire:prefill_tokens_per_second", "measured rate of prompts", e->prefill_tokens_per_s);
     gauge(s, "quire:decode_tokens_per_second", "measured rate of outputs", e->decode_tokens_per_s);
     gauge(s, "quire:queued_tokens", "prompt tokens to compute and output tokens promised", (double)e->queued_tokens);

@@ -90,13 +90,29 @@ static int choice_set(int32_t *field, const struct option_row *row, const struct
     char all[128] = "";
     for (int32_t i = 0; row->choices[i]; i++) {
         if (strcmp(text, row->choices[i]) == 0) {
-            *field = row->kind == OPTION_CHOICE ? i : atoi(text);
+            *field = row->kind == OPTION_CHOICE_I32 ? atoi(text) : i;
             return 0;
         }
         size_t used = strlen(all);
         snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", row->choices[i]);
     }
     return err_set_field(err, ERR_INVALID, source->name, "%s takes one of %s, not \"%.60s\"", source->name, all, text);
+}
+
+/* "cuda:1": the name's index, and the number. */
+static int device_set(struct options *options, const struct option_row *row, const struct option_source *source,
+                      const char *text, struct err *err) {
+    char *end = NULL;
+    long ordinal = 0;
+    options->device_ordinal = 0;
+    if (strncmp(text, "cuda:", 5) != 0) return choice_set(&options->device, row, source, text, err);
+    if (isdigit((unsigned char)text[5])) ordinal = strtol(text + 5, &end, 10);
+    if (!end || *end || ordinal > 1023)
+        return err_set_field(err, ERR_INVALID, source->name,
+                             "%s takes auto, cpu, cuda or cuda:N with a number from 0 to 1023, not \"%.60s\"",
+                             source->name, text);
+    options->device_ordinal = (int32_t)ordinal;
+    return choice_set(&options->device, row, source, "cuda", err);
 }
 
 static int list_add(struct option_list *list, const struct option_source *source, const char *text, struct err *err) {
@@ -161,6 +177,8 @@ static int value_set(struct options *options, const struct option_row *row, cons
     case OPTION_CHOICE:
     case OPTION_CHOICE_I32:
         return choice_set(field, row, source, text, err);
+    case OPTION_DEVICE:
+        return device_set(options, row, source, text, err);
     }
     return err_set(err, ERR_FATAL, "an option has no kind");
 }

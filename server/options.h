@@ -26,6 +26,7 @@ enum option_generation_config {
 enum option_kv_dtype { OPTION_KV_AUTO, OPTION_KV_F16, OPTION_KV_F32, OPTION_KV_BF16, OPTION_KV_FP8 };
 enum option_load_format { LOAD_FORMAT_AUTO, LOAD_FORMAT_DUMMY };
 enum option_dtype { OPTION_DTYPE_AUTO, OPTION_DTYPE_F32, OPTION_DTYPE_F16, OPTION_DTYPE_BF16 };
+enum option_cuda_kernels { OPTION_KERNELS_AUTO, OPTION_KERNELS_SM90A, OPTION_KERNELS_PORTABLE };
 
 struct options {
     /* Model */
@@ -39,7 +40,8 @@ struct options {
     uint64_t seed;
 
     /* Scheduler; 0: settled by the device */
-    int32_t max_num_seqs, max_num_batched_tokens, max_num_queued_reqs, long_prefill_token_threshold;
+    int32_t max_num_seqs, max_num_batched_tokens, max_num_mixed_tokens, max_num_queued_reqs;
+    int32_t long_prefill_token_threshold;
     bool enable_chunked_prefill;
     int32_t max_logprobs; /* most `logprobs` a request may ask for */
 
@@ -52,6 +54,9 @@ struct options {
 
     /* Device */
     int32_t device;          /* enum device_kind */
+    int32_t device_ordinal;  /* of cuda:N */
+    int32_t cuda_kernels;    /* enum option_cuda_kernels */
+    bool batch_invariant;
     int32_t threads;         /* 0: one a core */
     int32_t cpu_activations; /* enum cpu_activations */
     int32_t tensor_parallel_size, data_parallel_size;

@@ -15,6 +15,7 @@ enum option_kind {
     OPTION_BOOL,       /* --x and --no-x */
     OPTION_CHOICE,     /* stores the index of the name */
     OPTION_CHOICE_I32, /* stores the number itself */
+    OPTION_DEVICE,     /* the index of the name, and a number behind a colon in device_ordinal */
 };
 
 struct option_row {

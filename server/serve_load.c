@@ -11,46 +11,66 @@
 
 #define TEMPLATE_BYTES_MAX ((size_t)1024 * 1024)
 
-/* Defaults that fit the device. CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt
- * tokens a second; more than 64 rows a decode step gain nothing there. */
-static void device_defaults(const struct options *o, struct engine_options *e) {
-    bool cuda = o->device == DEVICE_CUDA;
-    e->max_num_seqs = o->max_num_seqs ? o->max_num_seqs : cuda ? 1024 : 64;
-    e->max_num_batched_tokens = o->max_num_batched_tokens ? o->max_num_batched_tokens : cuda ? 8192 : 256;
-    e->memory_utilization = o->gpu_memory_utilization > 0 ? o->gpu_memory_utilization : cuda ? 0.92 : 0.5;
-    if (e->max_num_seqs > e->max_num_batched_tokens && !o->max_num_seqs) e->max_num_seqs = e->max_num_batched_tokens;
-}
-
+/* With a device named, what it cannot do is known before anything is opened; with auto the engine says it. */
 static int device_refuse(const struct options *o, struct err *err) {
-    if (o->device == DEVICE_CUDA) return 0;
-    if (o->kv_cache_dtype == OPTION_KV_BF16 || o->kv_cache_dtype == OPTION_KV_FP8)
+    bool cpu = o->device == DEVICE_CPU, cuda = o->device == DEVICE_CUDA;
+    int32_t kv = o->kv_cache_dtype, dtype = o->dtype;
+    if (kv == OPTION_KV_FP8 || (cpu && kv == OPTION_KV_BF16) || (cuda && (kv == OPTION_KV_F16 || kv == OPTION_KV_F32)))
         return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype",
-                             "--kv-cache-dtype on the CPU takes auto, f16 or f32");
-    if (o->dtype == OPTION_DTYPE_F16 || o->dtype == OPTION_DTYPE_BF16)
-        return err_set_field(err, ERR_UNSUPPORTED, "--dtype", "--dtype on the CPU takes auto or float32");
+                             "--kv-cache-dtype takes auto, f16 or f32 on the CPU, and auto or bf16 on CUDA");
+    if (dtype == OPTION_DTYPE_F16 || (cpu && dtype == OPTION_DTYPE_BF16) || (cuda && dtype == OPTION_DTYPE_F32))
+        return err_set_field(err, ERR_UNSUPPORTED, "--dtype",
+                             "--dtype takes auto or float32 on the CPU, and auto or bfloat16 on CUDA: what the device "
+                             "computes in");
     return 0;
 }
 
+static enum dtype kv_dtype_of(const struct options *o) {
+    static const enum dtype dtypes[] = {[OPTION_KV_AUTO] = DTYPE_COUNT,
+                                        [OPTION_KV_F16] = DTYPE_F16,
+                                        [OPTION_KV_F32] = DTYPE_F32,
+                                        [OPTION_KV_BF16] = DTYPE_BF16,
+                                        [OPTION_KV_FP8] = DTYPE_COUNT}; /* refused before */
+    return dtypes[o->kv_cache_dtype];
+}
+
+static enum dtype dtype_of(const struct options *o) {
+    static const enum dtype dtypes[] = {[OPTION_DTYPE_AUTO] = DTYPE_COUNT,
+                                        [OPTION_DTYPE_F32] = DTYPE_F32,
+                                        [OPTION_DTYPE_F16] = DTYPE_F16,
+                                        [OPTION_DTYPE_BF16] = DTYPE_BF16};
+    return dtypes[o->dtype];
+}
+
 static void engine_options_fill(struct serve *serve, struct engine_options *e) {
+    static const char *const kernels[] = {NULL, "sm_90a", "portable"};
     const struct options *o = &serve->options;
     *e = (struct engine_options){
         .model_path = serve->model.path,
         .backend = {.device = (enum device_kind)o->device,
+                    .ordinal = o->device_ordinal,
+                    .cuda_kernels = kernels[o->cuda_kernels],
+                    .batch_invariant = o->batch_invariant,
                     .threads = o->threads,
                     .cpu_activations = (enum cpu_activations)o->cpu_activations},
         .on_events = bridge_events,
         .user = &serve->bridge,
-        .kv_dtype = o->kv_cache_dtype == OPTION_KV_F32 ? DTYPE_F32 : DTYPE_F16,
+        .dtype = dtype_of(o),
+        .kv_dtype = kv_dtype_of(o),
         .block_size = o->block_size,
         .max_model_len = o->max_model_len,
+        .max_num_seqs = o->max_num_seqs,
+        .max_num_batched_tokens = o->max_num_batched_tokens,
+        .max_num_mixed_tokens = o->max_num_mixed_tokens,
+        .memory_utilization = o->gpu_memory_utilization,
         .max_queued_requests = o->max_num_queued_reqs,
         .long_prefill_threshold = o->long_prefill_token_threshold,
         .kv_cache_bytes = o->kv_cache_memory_bytes,
         .prefix_caching = o->enable_prefix_caching,
+        .eager = o->enforce_eager,
         .dummy_weights = o->load_format == LOAD_FORMAT_DUMMY,
         .seed = o->seed,
     };
-    device_defaults(o, e);
 }
 
 static char *template_read(const char *path, struct err *err) {
@@ -153,19 +173,26 @@ static double mib(size_t bytes) {
 void serve_report(const struct serve *serve) {
     const struct engine_info *i = engine_info(serve->load.engine);
     struct log_quoted device = log_quote(i->backend.name), types = log_quote(i->weight_types);
-    log_info("device", "kind=%s name=%s isa=%s threads=%d", i->backend.device == DEVICE_CUDA ? "cuda" : "cpu",
-             device.text, i->backend.isa, i->backend.threads);
+    bool cuda = i->backend.device == DEVICE_CUDA;
+    if (cuda)
+        log_info("device", "kind=cuda name=%s kernels=%s multiprocessors=%d memory_mib=%.0f free_mib=%.0f is=%s",
+                 device.text, i->backend.isa, i->backend.threads, mib(i->backend.memory_total_bytes),
+                 mib(i->backend.memory_free_bytes), log_quote(i->backend.driver).text);
+    else
+        log_info("device", "kind=cpu name=%s isa=%s threads=%d", device.text, i->backend.isa, i->backend.threads);
     log_info("model", "architecture=%s parameters=%lld types=%s vocab=%d context=%d max_model_len=%d", i->architecture,
              (long long)i->parameters, types.text, i->vocab, i->model_context, i->max_model_len);
     log_info("memory weights", "mib=%.1f", mib(i->weight_bytes));
     log_info("memory kv cache",
-             "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=on_use",
+             "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=%s",
              mib(i->kv_bytes), i->pages_total, i->page_size, (long long)i->pages_total * i->page_size,
-             dtype_info(i->kv_dtype)->name, i->kv_bytes_per_token);
+             dtype_info(i->kv_dtype)->name, i->kv_bytes_per_token, cuda ? "at_start" : "on_use");
     log_info("memory workspace", "mib=%.1f", mib(i->workspace_bytes));
     log_info("memory process", "resident_mib=%.1f", mib(mem_resident_bytes()));
-    log_info("limits", "max_num_seqs=%d max_num_batched_tokens=%d max_num_queued_reqs=%d requests_of_full_length=%.1f",
-             i->max_num_seqs, i->max_num_batched_tokens, serve->options.max_num_queued_reqs,
+    log_info("limits",
+             "max_num_seqs=%d max_num_batched_tokens=%d max_num_mixed_tokens=%d max_num_queued_reqs=%d "
+             "requests_of_full_length=%.1f",
+             i->max_num_seqs, i->max_num_batched_tokens, i->max_num_mixed_tokens, serve->options.max_num_queued_reqs,
              i->max_model_len > 0 ? (double)i->pages_total * i->page_size / i->max_model_len : 0.0);
     const char *unread = text_info(serve->load.text)->chat_template_error;
     if (unread)

@@ -1,6 +1,7 @@
 /* plan.c: who runs in the next step. Decodes first, oldest first, one token each, so that a step's length is bounded by
- * the budget for everyone (a smaller one where there are decodes, see max_num_mixed_tokens); then the oldest prefills with what is left of the budget; then new admissions, first come
- * first served. Whoever runs has the pages for it before the step is built. */
+ * the budget for everyone (a smaller one where there are decodes, see max_num_mixed_tokens); then the oldest prefills
+ * with what is left of the budget; then new admissions, first come first served. Whoever runs has the pages for it
+ * before the step is built. */
 #include <string.h>
 
 #include "engine/base/arith.h"

@@ -286,6 +286,9 @@ int engine_set_text(struct engine *e, const struct text *text, struct err *err) 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err) {
     struct engine *e = mem_zalloc(1, sizeof *e);
     e->options = *options;
+    if (!e->options.max_num_seqs) e->options.max_num_seqs = 64;
+    if (!e->options.max_num_batched_tokens) e->options.max_num_batched_tokens = 256;
+    if (e->options.kv_dtype == DTYPE_COUNT) e->options.kv_dtype = DTYPE_F16;
     e->step_us = environment("QUIRE_FAKE_STEP_US");
     e->die_after = environment("QUIRE_FAKE_DIE_AFTER");
     e->stall = environment("QUIRE_FAKE_STALL");
@@ -298,9 +301,9 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
                                    .model_context = context,
                                    .page_size = options->block_size,
                                    .pages_total = 1024,
-                                   .max_num_seqs = options->max_num_seqs,
-                                   .max_num_batched_tokens = options->max_num_batched_tokens,
-                                   .kv_dtype = options->kv_dtype};
+                                   .max_num_seqs = e->options.max_num_seqs,
+                                   .max_num_batched_tokens = e->options.max_num_batched_tokens,
+                                   .kv_dtype = e->options.kv_dtype};
     e->stats = (struct engine_stats){.pages_total = 1024, .pages_free = 1024, .heartbeat_ns = clock_now_ns()};
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->wake, NULL);

@@ -41,11 +41,13 @@ static void plan_print(uint64_t seed) {
     plan_draw(&sim);
     const struct sim_plan *p = &sim.plan;
     const struct sched_options *o = &p->options;
-    printf("seed %llu: seqs=%d budget=%d mixed=%d queue=%d model_len=%d page=%d pages=%d threshold=%d lookahead=%d caching=%d "
+    printf("seed %llu: seqs=%d budget=%d mixed=%d queue=%d model_len=%d page=%d pages=%d threshold=%d lookahead=%d "
+           "caching=%d "
            "arrivals=%d prompt<=%d output<=%d samples<=%d late=%d forgetful=%d\n",
-           (unsigned long long)seed, o->max_num_seqs, o->max_num_batched_tokens, o->max_num_mixed_tokens, o->max_queued_requests,
-           o->max_model_len, o->page_size, o->pages_total, o->long_prefill_threshold, o->lookahead, o->prefix_caching,
-           p->arrivals, p->prompt_max, p->output_max, p->samples_max, p->late_execution, p->forgetful);
+           (unsigned long long)seed, o->max_num_seqs, o->max_num_batched_tokens, o->max_num_mixed_tokens,
+           o->max_queued_requests, o->max_model_len, o->page_size, o->pages_total, o->long_prefill_threshold,
+           o->lookahead, o->prefix_caching, p->arrivals, p->prompt_max, p->output_max, p->samples_max,
+           p->late_execution, p->forgetful);
 }
 
 static int run_all(const struct selection *s) {

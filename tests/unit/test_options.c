@@ -64,6 +64,18 @@ static void test_values(void **state) {
     assert_false(o.metrics_auth);
     assert_non_null(strstr(o.changed.data, "port=9000"));
     options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--device", "cuda:3", "--cuda-kernels", "portable", "--batch-invariant",
+                           "--max-num-mixed-tokens", "1K"),
+                     0);
+    assert_int_equal(o.device, DEVICE_CUDA);
+    assert_int_equal(o.device_ordinal, 3);
+    assert_int_equal(o.cuda_kernels, OPTION_KERNELS_PORTABLE);
+    assert_true(o.batch_invariant);
+    assert_int_equal(o.max_num_mixed_tokens, 1024);
+    options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--device=cuda:2", "--device=cuda"), 0);
+    assert_int_equal(o.device_ordinal, 0);
+    options_deinit(&o);
     assert_int_equal(PARSE(&o, &err, "--enable-log-requests", "--disable-log-requests"), 0);
     assert_false(o.enable_log_requests);
     options_deinit(&o);
@@ -84,6 +96,12 @@ static void test_mistakes(void **state) {
         {"--port", "--host", "needs a value"},
         {"--block-size", "48", "16, 32, 64, 128"},
         {"--device", "gpu", "auto, cpu, cuda"},
+        {"--device", "cuda:", "cuda:N"},
+        {"--device", "cuda:1x", "cuda:N"},
+        {"--device", "cuda:-1", "cuda:N"},
+        {"--device", "cuda:99999999999999999999", "cuda:N"},
+        {"--cuda-kernels", "sm_80", "auto, sm_90a, portable"},
+        {"--max-num-mixed-tokens", "0", "from 1 to 65536"},
         {"--gpu-memory-utilization", "1.1", "from 0.01 to 1"},
         {"--seed", "-1", "2^64-1"},
         {"--seed", "18446744073709551616", "2^64-1"},
