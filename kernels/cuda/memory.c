@@ -117,14 +117,14 @@ int cuda_memory_reserve(struct backend *backend, enum memory_kind kind, size_t b
 int cuda_upload(struct backend *backend, void *device, const void *host, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     CHECK(!cuda->capturing);
-    int rc = CUDA_TRY(backend, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, cuda->stream), err);
+    int rc = CUDA_TRY(backend, cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, cuda->stream), err);
     return rc ? rc : CUDA_TRY(backend, cudaStreamSynchronize(cuda->stream), err);
 }
 
 int cuda_download(struct backend *backend, void *host, const void *device, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     CHECK(!cuda->capturing);
-    int rc = CUDA_TRY(backend, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda->stream), err);
+    int rc = CUDA_TRY(backend, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, cuda->stream), err);
     return rc ? rc : CUDA_TRY(backend, cudaStreamSynchronize(cuda->stream), err);
 }
 

@@ -82,10 +82,10 @@ void cuda_step_close(struct backend *backend) {
 /* The first step ends the loading: its threads and pinned ring go back. */
 int cuda_step_begin(struct backend *backend, struct err *err) {
     struct cuda_step *step = backend->cuda->step;
-    int rc = 0;
     if (backend->cuda->loader) cuda_loader_close(backend);
+    int rc = CUDA_TRY(backend, cudaSuccess, err); /* a dead device says so */
     step->current = (step->current + 1) % STEP_BLOCKS;
-    if (step->pending[step->current]) rc = event_wait(backend, step->copied[step->current], err);
+    if (!rc && step->pending[step->current]) rc = event_wait(backend, step->copied[step->current], err);
     step->pending[step->current] = false;
     backend->step.host = step->host + (size_t)step->current * step->stride;
     return rc;
