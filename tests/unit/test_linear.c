@@ -1,5 +1,9 @@
 /* Matrix multiplication: every dtype, instruction set and kind of activations against double precision, and the same
- * bits for a row whatever the company it is multiplied in. */
+ * bits for a row whatever the company it is multiplied in. On a GPU: both sets of kernels, with and without
+ * batch-invariant results, through the ops' contract.
+ *
+ * Stated error there: 2e-5 of the sum of the products' sizes (f32 sums in the order of the tensor cores), and half a
+ * unit of bf16 in what is stored as bf16; plain weights are what bf16 keeps of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +12,7 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "tests/unit/linear_cases.h"
+#include "tests/unit/ops_support.h"
 
 /* One matrix of up to 3 parts, one x, and what double precision makes of them. */
 struct linear_case {
@@ -240,10 +245,231 @@ static void test_not_finite(void **state) {
     }
 }
 
+/* ---- on a GPU -----------------------------------------------------------------------------------------------------
+ */
+
+static const double SUM_ERROR = 2e-5;
+
+/* y of op_linear over the whole case, in calls of at most `chunk` rows. x is device memory of stride x_stride. */
+static void cuda_run(const struct linear_case *c, struct tensors *t, const struct weight *w, const void *x, bool bias,
+                     bool accumulate, bool out_f32, int64_t chunk, float *y) {
+    const enum dtype dtype = out_f32 ? DTYPE_F32 : DTYPE_BF16;
+    const int64_t count = c->rows * c->y_stride;
+    memcpy(y, c->start, (size_t)count * sizeof *y);
+    unsigned char *dy = tensor_bytes(t, (size_t)count * dtype_bytes(dtype));
+    values_write(t->backend, dy, dtype, y, count);
+    const float *dbias = bias ? tensor_f32(t, c->bias, c->out) : NULL;
+    for (int64_t row = 0; row < c->rows; row += chunk) {
+        struct op_linear_args args = {.x = act_at(t->backend, x, row * c->x_stride),
+                                      .w = w,
+                                      .bias = dbias,
+                                      .y = dy + (size_t)(row * c->y_stride) * dtype_bytes(dtype),
+                                      .rows = chunk < c->rows - row ? chunk : c->rows - row,
+                                      .x_stride = c->x_stride,
+                                      .y_stride = c->y_stride,
+                                      .accumulate = accumulate,
+                                      .out_f32 = out_f32};
+        TEST_ERR_PASS(op_linear(t->backend, &args, err));
+    }
+    values_read(t->backend, y, dtype, dy, count);
+}
+
+/* The exact product of one row and one output, and the sum of its terms' sizes. */
+static double cuda_exact(const struct linear_case *c, int64_t row, int64_t out, double *size) {
+    const float *x = c->x + row * c->x_stride;
+    enum dtype dtype;
+    case_row_dtype(c, out, &dtype);
+    double sum = 0;
+    for (int64_t i = 0; i < c->cols; i++) {
+        double w = c->w[out * c->cols + i];
+        if (!dtype_quantised(dtype)) w = dtype_rounded(DTYPE_BF16, w);
+        sum += w * (double)x[i];
+        *size += fabs(w * (double)x[i]);
+    }
+    return sum;
+}
+
+static void cuda_check(const struct linear_case *c, const struct backend *backend, bool bias, bool accumulate,
+                       bool out_f32, const float *y) {
+    for (int64_t row = 0; row < c->rows; row++) {
+        for (int64_t i = 0; i < c->y_stride; i++) {
+            const int64_t at = row * c->y_stride + i;
+            const double start = dtype_rounded(out_f32 ? DTYPE_F32 : DTYPE_BF16, (double)c->start[at]);
+            double size = 1e-3, want = start;
+            if (i < c->out)
+                want = cuda_exact(c, row, i, &size) + (bias ? (double)c->bias[i] : 0.0) + (accumulate ? start : 0.0);
+            const double slack = i < c->out ? SUM_ERROR * size + (out_f32 ? 0.0 : fabs(want) * 0x1p-8) : 0.0;
+            if (!(fabs((double)y[at] - want) <= slack))
+                fail_msg("%s %s rows %d cols %d out %d%s%s%s: y[%d, %d] = %.9g, not %.9g (+- %.3g)",
+                         backend_info(backend)->isa, dtype_info(c->parts[0].dtype)->name, (int)c->rows, (int)c->cols,
+                         (int)c->out, bias ? " bias" : "", accumulate ? " accumulate" : "", out_f32 ? " f32" : "",
+                         (int)row, (int)i, (double)y[at], want, slack);
+        }
+    }
+}
+
+static bool cuda_invariant; /* of the backends that for_each_cuda opens just now */
+
+static void cuda_case(struct backend *backend, const enum dtype *dtypes, const int64_t *part_rows, int32_t parts,
+                      int64_t cols, int64_t rows, int64_t x_pad, int variant) {
+    struct random random = {(uint64_t)(rows * 1000 + cols + variant)};
+    struct linear_case c;
+    struct weight *weight;
+    case_init(&c, &random, dtypes, part_rows, parts, cols, rows);
+    mem_free(c.x);
+    c.x_stride = cols + x_pad;
+    c.x = mem_zalloc((size_t)(rows * c.x_stride), sizeof *c.x);
+    for (int64_t i = 0; i < rows * c.x_stride; i++)
+        c.x[i] = i % c.x_stride < cols ? random_f32(&random) * (i % 37 ? 1.0f : 20.0f) : NAN; /* never to be read */
+    struct tensors t = {.backend = backend};
+    const bool bias = variant & 1, accumulate = variant & 2, out_f32 = variant & 4;
+    const size_t bytes = (size_t)(rows * c.y_stride) * sizeof(float);
+    float *y = mem_alloc(bytes), *again = mem_alloc(bytes);
+    const void *x = tensor_act(&t, c.x, rows * c.x_stride);
+    TEST_ERR_PASS(weight_prepare(backend, c.parts, parts, cols, 0, &weight, err));
+    cuda_run(&c, &t, weight, x, bias, accumulate, out_f32, rows, y);
+    cuda_check(&c, backend, bias, accumulate, out_f32, y);
+    for (int64_t chunk = 1; cuda_invariant && chunk < rows; chunk = chunk * 3 + 4) {
+        cuda_run(&c, &t, weight, x, bias, accumulate, out_f32, chunk, again);
+        if (memcmp(y, again, bytes) != 0)
+            fail_msg("%s %s rows %d cols %d: other bits in calls of %d rows", backend_info(backend)->isa,
+                     dtype_info(dtypes[0])->name, (int)rows, (int)cols, (int)chunk);
+    }
+    tensors_free(&t);
+    weight_free(backend, weight);
+    case_deinit(&c);
+    mem_free(y);
+    mem_free(again);
+}
+
+static void for_each_cuda(void (*test)(struct backend *backend)) {
+    static const char *const kernels[] = {"sm_90a", "portable"};
+    int ran = 0;
+    for (int i = 0; i < 4; i++) {
+        cuda_invariant = i & 1;
+        struct backend *backend = backend_cuda(kernels[i / 2], cuda_invariant);
+        if (!backend) continue;
+        test(backend);
+        backend_close(backend);
+        ran++;
+    }
+    if (ran == 0) {
+        print_message("skipped: no GPU\n");
+        skip();
+    }
+}
+
+/* Every tile of every kernel: rows around their widths, outputs that end inside one, columns that end inside a block
+ * of 32 (plain dtypes), aligned rows of x and others. */
+static void cuda_shapes(struct backend *backend) {
+    const int64_t row_counts[] = {1, 2, 7, 8, 9, 16, 31, 33, 64, 65, 130, 257};
+    const int64_t shapes[][2] = {{24, 64}, {129, 192}, {64, 1024}, {272, 576}, {128, 2112}};
+    for (int d = 0; d < CASE_DTYPES; d++) {
+        for (int r = 0; r < 12; r++) {
+            for (int s = 0; s < 5; s++) {
+                const bool odd = (r + s) % 4 == 3;
+                if ((r + s + d) % 2 || (test_quick() && (r + s) % 3)) continue;
+                if (row_counts[r] * shapes[s][0] * shapes[s][1] > 20000000) continue;
+                const int64_t cols = shapes[s][1] - (odd && !dtype_quantised(case_dtypes[d]) ? 13 : 0);
+                cuda_case(backend, &case_dtypes[d], &shapes[s][0], 1, cols, row_counts[r], odd ? 3 : 8,
+                          (r + 3 * s + d) % 8);
+            }
+        }
+    }
+}
+
+static void cuda_parts(struct backend *backend) {
+    const enum dtype a[] = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_F16}, b[] = {DTYPE_Q5_0, DTYPE_Q5_0, DTYPE_Q4_0};
+    const enum dtype plain[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+    const int64_t rows[] = {19, 9, 21};
+    for (int variant = 0; variant < 8; variant++) {
+        cuda_case(backend, a, rows, 3, 128, 6, 8, variant);
+        cuda_case(backend, b, rows, 3, 64, 1, 0, variant);
+        cuda_case(backend, plain, rows, 3, 256, 70, 0, variant);
+    }
+}
+
+static double activation_value(enum activation activation, double v) {
+    if (activation == ACTIVATION_SILU) return v / (1 + exp(-v));
+    return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+}
+
+static void cuda_gated_case(struct backend *backend, const enum dtype *dtypes, int64_t ffn, int64_t cols, int64_t rows,
+                            bool bias, enum activation activation) {
+    struct random random = {(uint64_t)(rows * 100 + ffn)};
+    struct linear_case c;
+    struct weight *weight;
+    const int64_t part_rows[] = {ffn, ffn};
+    case_init(&c, &random, dtypes, part_rows, 2, cols, rows);
+    c.x_stride = cols; /* the first rows of what was made */
+    struct tensors t = {.backend = backend};
+    float *y = mem_alloc((size_t)(rows * ffn) * sizeof *y);
+    void *x = tensor_act(&t, c.x, rows * cols), *gate_up = tensor_room(&t, rows * ffn * 2),
+         *out = tensor_room(&t, rows * ffn);
+    TEST_ERR_PASS(weight_prepare(backend, c.parts, 2, cols, WEIGHT_GATED, &weight, err));
+    struct op_linear_gated_args args = {.x = x,
+                                        .w = weight,
+                                        .bias = bias ? tensor_f32(&t, c.bias, c.out) : NULL,
+                                        .gate_up = gate_up,
+                                        .out = out,
+                                        .rows = rows,
+                                        .x_stride = cols,
+                                        .activation = activation};
+    TEST_ERR_PASS(op_linear_gated(backend, &args, err));
+    act_read(backend, y, out, rows * ffn);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < ffn; i++) {
+            double gate_size = 1e-3, up_size = 1e-3;
+            const double gate = cuda_exact(&c, row, i, &gate_size) + (bias ? (double)c.bias[i] : 0);
+            const double up = cuda_exact(&c, row, ffn + i, &up_size) + (bias ? (double)c.bias[ffn + i] : 0);
+            const double act = activation_value(activation, gate), want = act * up;
+            /* gate and up may be rounded to bf16 between the products and the activation, whose slope is below 1.2 */
+            const double slack = 0x1p-8 * fabs(want) + 1.2 * fabs(up) * (0x1p-8 * fabs(gate) + SUM_ERROR * gate_size) +
+                                 fabs(act) * (0x1p-8 * fabs(up) + SUM_ERROR * up_size) + 1e-4;
+            expect_close("linear_gated", row * ffn + i, (double)y[row * ffn + i], want, slack);
+        }
+    }
+    tensors_free(&t);
+    weight_free(backend, weight);
+    case_deinit(&c);
+    mem_free(y);
+}
+
+static void cuda_gated(struct backend *backend) {
+    const int64_t row_counts[] = {1, 8, 20, 64, 100, 200};
+    for (int d = 0; d < CASE_DTYPES; d++) {
+        for (int r = 0; r < 6; r++) {
+            const enum dtype both[] = {case_dtypes[d], case_dtypes[d]};
+            const enum activation activation = r % 2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU;
+            if (test_quick() && r % 2) continue;
+            cuda_gated_case(backend, both, r % 3 ? 136 : 64, 256, row_counts[r], r % 3 == 1, activation);
+        }
+    }
+    const enum dtype apart[] = {DTYPE_Q4_1, DTYPE_Q8_0}, one_plain[] = {DTYPE_BF16, DTYPE_Q5_0};
+    cuda_gated_case(backend, apart, 72, 96, 5, true, ACTIVATION_SILU);
+    cuda_gated_case(backend, one_plain, 72, 96, 90, false, ACTIVATION_GELU_TANH);
+    struct weight *weight;
+    struct err err;
+    float data[12 * 32] = {0};
+    const struct weight_part parts[] = {{data, DTYPE_F32, 12}, {data, DTYPE_F32, 12}};
+    assert_int_equal(weight_prepare(backend, parts, 2, 32, WEIGHT_GATED, &weight, &err), ERR_UNSUPPORTED);
+}
+
+static void test_cuda_shapes(void **state) {
+    for_each_cuda(cuda_shapes);
+}
+static void test_cuda_parts(void **state) {
+    for_each_cuda(cuda_parts);
+}
+static void test_cuda_gated(void **state) {
+    for_each_cuda(cuda_gated);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dtypes_and_rows), cmocka_unit_test(test_mixed_parts), cmocka_unit_test(test_many_tiles),
-        cmocka_unit_test(test_extremes),        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_extremes),        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_cuda_shapes),
+        cmocka_unit_test(test_cuda_parts),      cmocka_unit_test(test_cuda_gated),
     };
     return cmocka_run_group_tests_name("linear", tests, cases_announce, NULL);
 }
