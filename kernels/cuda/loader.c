@@ -2,7 +2,7 @@
  * until the last is in pinned memory. The copies to the device run on behind, into the next job.
  *
  * 1. A slot is filled only after its last copy to the device is done.
- * 2. `left` counts the copy threads that still work on the job; the job is changed only while it is 0.
+ * 2. `left` counts the copy threads that are to work on the job, or still do; the job is changed only while it is 0.
  */
 #include "kernels/cuda/loader.h"
 
@@ -18,12 +18,16 @@
 
 enum { COPY_THREADS_MAX = 8, SLOTS = 2 };
 #define CHUNK_BYTES ((size_t)1 << 20)
+#define SMALL_BYTES ((size_t)64 << 10) /* so much CUDA takes aside by itself before a copy returns */
 
+/* Rows, or with row_bytes 0 one run of bytes. */
 struct job {
     unsigned char *device;
     const unsigned char *host;
     size_t device_pitch, host_pitch, row_bytes;
-    int64_t rows, chunk_rows, chunks;
+    int64_t rows, chunk_rows;
+    size_t bytes; /* of a run */
+    int64_t chunks;
 };
 
 struct copier {
@@ -46,40 +50,42 @@ struct cuda_loader {
     pthread_cond_t work, done;
     struct job job;
     atomic_llong next_chunk;
-    uint64_t generation; /* under lock: jobs so far */
-    int left;            /* under lock */
-    bool quit;           /* under lock */
-    cudaError_t code;    /* under lock: first failure of a copy thread */
+    int tickets;      /* under lock: copy threads that may still join the job */
+    int left;         /* under lock */
+    bool quit;        /* under lock */
+    cudaError_t code; /* under lock: first failure of a copy thread */
 };
 
 /* ---- copy threads -------------------------------------------------------------------------------------------------
  */
 
-/* rows of row_bytes, packed. */
-static void chunk_gather(unsigned char *slot, const struct job *job, int64_t row, int64_t rows) {
+static cudaError_t run_send(const struct job *job, int64_t chunk, unsigned char *slot, cudaStream_t stream) {
+    const size_t at = (size_t)chunk * CHUNK_BYTES, rest = job->bytes - at;
+    const size_t bytes = rest < CHUNK_BYTES ? rest : CHUNK_BYTES;
+    memcpy(slot, job->host + at, bytes);
+    return cudaMemcpyAsync(job->device + at, slot, bytes, cudaMemcpyHostToDevice, stream);
+}
+
+static cudaError_t rows_send(const struct job *job, int64_t chunk, unsigned char *slot, cudaStream_t stream) {
+    const int64_t row = chunk * job->chunk_rows, rows = i64_min(job->chunk_rows, job->rows - row);
     const unsigned char *from = job->host + (size_t)row * job->host_pitch;
-    if (job->host_pitch == job->row_bytes) {
+    if (job->host_pitch == job->row_bytes)
         memcpy(slot, from, (size_t)rows * job->row_bytes);
-        return;
-    }
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(slot + (size_t)r * job->row_bytes, from + (size_t)r * job->host_pitch, job->row_bytes);
+    else
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(slot + (size_t)r * job->row_bytes, from + (size_t)r * job->host_pitch, job->row_bytes);
+    return cudaMemcpy2DAsync(job->device + (size_t)row * job->device_pitch, job->device_pitch, slot, job->row_bytes,
+                             job->row_bytes, (size_t)rows, cudaMemcpyHostToDevice, stream);
 }
 
 static cudaError_t chunk_send(struct copier *copier, const struct job *job, int64_t chunk) {
-    const int64_t row = chunk * job->chunk_rows, rows = i64_min(job->chunk_rows, job->rows - row);
     const int turn = copier->turn;
+    cudaStream_t stream = copier->loader->upload;
     unsigned char *slot = copier->slots + (size_t)turn * CHUNK_BYTES;
-    unsigned char *to = job->device + (size_t)row * job->device_pitch;
     cudaError_t code = copier->pending[turn] ? cudaEventSynchronize(copier->sent[turn]) : cudaSuccess;
-    if (code != cudaSuccess) return code;
-    chunk_gather(slot, job, row, rows);
-    if (job->device_pitch == job->row_bytes)
-        code = cudaMemcpyAsync(to, slot, (size_t)rows * job->row_bytes, cudaMemcpyHostToDevice, copier->loader->upload);
-    else
-        code = cudaMemcpy2DAsync(to, job->device_pitch, slot, job->row_bytes, job->row_bytes, (size_t)rows,
-                                 cudaMemcpyHostToDevice, copier->loader->upload);
-    if (code == cudaSuccess) code = cudaEventRecord(copier->sent[turn], copier->loader->upload);
+    if (code == cudaSuccess)
+        code = job->row_bytes ? rows_send(job, chunk, slot, stream) : run_send(job, chunk, slot, stream);
+    if (code == cudaSuccess) code = cudaEventRecord(copier->sent[turn], stream);
     copier->pending[turn] = code == cudaSuccess;
     copier->turn = (turn + 1) % SLOTS;
     return code;
@@ -100,12 +106,11 @@ static void *copier_main(void *argument) {
     struct copier *copier = argument;
     struct cuda_loader *loader = copier->loader;
     cudaError_t code = cudaSetDevice(loader->ordinal);
-    uint64_t seen = 0;
     pthread_mutex_lock(&loader->lock);
     for (;;) {
-        while (!loader->quit && loader->generation == seen) pthread_cond_wait(&loader->work, &loader->lock);
+        while (!loader->quit && loader->tickets == 0) pthread_cond_wait(&loader->work, &loader->lock);
         if (loader->quit) break;
-        seen = loader->generation;
+        loader->tickets--;
         pthread_mutex_unlock(&loader->lock);
         if (code == cudaSuccess) code = job_work(copier);
         pthread_mutex_lock(&loader->lock);
@@ -182,17 +187,14 @@ static int order(struct backend *backend, cudaStream_t first, cudaStream_t secon
 
 static int job_run(struct backend *backend, struct job job, struct err *err) {
     struct cuda_loader *loader = backend->cuda->loader;
-    job.chunk_rows = i64_max(1, (int64_t)(CHUNK_BYTES / job.row_bytes));
-    job.chunks = (job.rows + job.chunk_rows - 1) / job.chunk_rows;
     int rc = order(backend, backend->cuda->stream, backend->cuda->upload, err);
     if (rc) return rc;
     pthread_mutex_lock(&loader->lock);
     CHECK(loader->left == 0);
     loader->job = job;
     atomic_store_explicit(&loader->next_chunk, 0, memory_order_relaxed);
-    loader->left = loader->copier_count;
-    loader->generation++;
-    pthread_cond_broadcast(&loader->work);
+    loader->tickets = loader->left = (int)i64_min(job.chunks, loader->copier_count);
+    for (int i = 0; i < loader->left; i++) pthread_cond_signal(&loader->work);
     while (loader->left > 0) pthread_cond_wait(&loader->done, &loader->lock);
     cudaError_t code = loader->code;
     pthread_mutex_unlock(&loader->lock);
@@ -200,30 +202,22 @@ static int job_run(struct backend *backend, struct job job, struct err *err) {
     return rc ? rc : order(backend, backend->cuda->upload, backend->cuda->stream, err);
 }
 
-/* Without gaps on both sides: whole chunks and a rest, whatever the rows were. */
 static int bytes_run(struct backend *backend, unsigned char *device, const unsigned char *host, size_t bytes,
                      struct err *err) {
-    const size_t whole = bytes / CHUNK_BYTES, rest = bytes % CHUNK_BYTES;
-    int rc = 0;
-    if (whole)
-        rc = job_run(backend,
-                     (struct job){.device = device,
-                                  .host = host,
-                                  .device_pitch = CHUNK_BYTES,
-                                  .host_pitch = CHUNK_BYTES,
-                                  .row_bytes = CHUNK_BYTES,
-                                  .rows = (int64_t)whole},
-                     err);
-    if (rc || !rest) return rc;
-    const size_t at = whole * CHUNK_BYTES;
-    return job_run(backend,
-                   (struct job){.device = device + at,
-                                .host = host + at,
-                                .device_pitch = rest,
-                                .host_pitch = rest,
-                                .row_bytes = rest,
-                                .rows = 1},
-                   err);
+    if (bytes <= SMALL_BYTES)
+        return CUDA_TRY(backend, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, backend->cuda->stream),
+                        err);
+    const struct job job = {
+        .device = device, .host = host, .bytes = bytes, .chunks = (int64_t)((bytes + CHUNK_BYTES - 1) / CHUNK_BYTES)};
+    int rc = backend->cuda->loader ? 0 : loader_open(backend, err);
+    return rc ? rc : job_run(backend, job, err);
+}
+
+static int rows_run(struct backend *backend, struct job job, struct err *err) {
+    job.chunk_rows = (int64_t)(CHUNK_BYTES / job.row_bytes);
+    job.chunks = (job.rows + job.chunk_rows - 1) / job.chunk_rows;
+    int rc = backend->cuda->loader ? 0 : loader_open(backend, err);
+    return rc ? rc : job_run(backend, job, err);
 }
 
 int cuda_loader_rows(struct backend *backend, void *device, size_t device_pitch, const void *host, size_t host_pitch,
@@ -234,13 +228,12 @@ int cuda_loader_rows(struct backend *backend, void *device, size_t device_pitch,
                             .host_pitch = host_pitch,
                             .row_bytes = row_bytes,
                             .rows = rows};
+    int rc = 0;
     CHECK(device_pitch >= row_bytes && host_pitch >= row_bytes && rows >= 0 && !backend->cuda->capturing);
     if (rows == 0 || row_bytes == 0) return 0;
-    int rc = backend->cuda->loader ? 0 : loader_open(backend, err);
-    if (rc) return rc;
     if (rows == 1 || (device_pitch == row_bytes && host_pitch == row_bytes))
         return bytes_run(backend, job.device, job.host, (size_t)rows * row_bytes, err);
-    if (row_bytes <= CHUNK_BYTES) return job_run(backend, job, err);
+    if (row_bytes <= CHUNK_BYTES) return rows_run(backend, job, err);
     for (int64_t r = 0; r < rows && !rc; r++)
         rc = bytes_run(backend, job.device + (size_t)r * device_pitch, job.host + (size_t)r * host_pitch, row_bytes,
                        err);
