@@ -154,8 +154,10 @@ static cudaError_t context_open(struct cuda *cuda) {
     if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&cuda->upload, cudaStreamNonBlocking);
     for (int i = 0; i < BACKEND_FENCES && code == cudaSuccess; i++)
         code = cudaEventCreateWithFlags(&cuda->fences[i], cudaEventDisableTiming);
-    if (code == cudaSuccess) code = cudaMalloc((void **)&cuda->scratch, CUDA_SCRATCH_BYTES);
-    if (code == cudaSuccess) code = cudaMemsetAsync(cuda->scratch, 0, CUDA_SCRATCH_BYTES, cuda->stream);
+    const size_t bytes = CUDA_SCRATCH_BYTES + CUDA_TICKETS * sizeof(uint32_t);
+    if (code == cudaSuccess) code = cudaMalloc((void **)&cuda->scratch, bytes);
+    if (code == cudaSuccess) code = cudaMemsetAsync(cuda->scratch, 0, bytes, cuda->stream);
+    if (code == cudaSuccess) cuda->tickets = (uint32_t *)(void *)(cuda->scratch + CUDA_SCRATCH_BYTES);
     return code;
 }
 

@@ -17,6 +17,8 @@ enum cuda_kernels { CUDA_KERNELS_PORTABLE, CUDA_KERNELS_SM90A };
 
 /* Bytes of scratch that the linear ops may use within one op (cuBLASLt's workspace, split-K sums). */
 #define CUDA_SCRATCH_BYTES ((size_t)64 << 20)
+/* Counters of kernels whose CTAs draw their work: an op finds zeros and leaves zeros. */
+#define CUDA_TICKETS 64
 
 struct cuda_memory;  /* memory.c: reserved blocks */
 struct cuda_step;    /* step.c */
@@ -35,6 +37,7 @@ struct cuda {
     cudaEvent_t fences[BACKEND_FENCES];
     unsigned char *step_device; /* the device's copy of the step block */
     unsigned char *scratch;     /* [CUDA_SCRATCH_BYTES] device, of the op that is running */
+    uint32_t *tickets;          /* [CUDA_TICKETS] device, behind scratch: zero between ops */
     bool capturing;
     bool capture_failed; /* an op failed since the recording began: it gives no graph */
     bool dead;           /* a sticky error was seen: every later call fails with it */
