@@ -28,12 +28,51 @@ struct prefill_plan {
     const struct prefill_tile *tiles; /* [tile_count] step, longest first */
 };
 
+/* Decode. The keys of a sequence are counted in blocks; a unit is one sequence with one head tile (up to
+ * DECODE_TILE_HEADS query heads of one KV head). All blocks of all units lie on one line, unit after unit, and each
+ * warp of the grid takes an equal piece of it, whatever units it crosses: so all SMs end together. The warps of a CTA
+ * take neighbouring pieces and fold what they have of a unit in shared memory; what a CTA has of units that it shares
+ * with its neighbours goes to the workspace, and the CTA that ends last of a unit's folds it in the order of the CTAs.
+ * In batch-invariant mode pieces end at multiples of decode_split_keys of the sequence's own length, every split's
+ * result goes to the workspace, and a second kernel folds them in rising order. */
+#define DECODE_WARPS        8
+#define DECODE_TILE_HEADS   16
+#define DECODE_HEAD_DIM_MAX 256 /* wider heads are prefill even with one token */
+/* Splits of one sequence in batch-invariant mode at most: they bound the workspace. */
+#define DECODE_SPLITS_MAX 32
+
+/* Where a warp begins, and a sequence: one 32-byte read each. */
+struct decode_range {
+    int32_t seq;           /* among the decode sequences */
+    int32_t offset, count; /* first block within the sequence's units; blocks of this warp (0: none) */
+    int32_t row, slot;     /* of q; of the page table */
+    int32_t kv_len;        /* keys of the sequence */
+    int32_t first, blocks; /* first block that the query sees, and how many from there */
+};
+
+/* What a CTA shares with its neighbours: the CTAs of the unit that it ends or is inside of (first_before < 0: none),
+ * and the last CTA of the unit that begins in it and ends elsewhere (last_after < 0: none). */
+struct decode_share {
+    int32_t first_before, last_before, last_after, unused;
+};
+
 struct decode_plan {
-    int32_t seqs;     /* decode sequences (in a pure decode step: all of them) */
-    int32_t ctas;     /* of the grid */
-    const void *work; /* step; decode's own layout */
+    int32_t seqs; /* decode sequences (in a pure decode step: all of them) */
+    int32_t ctas; /* of the grid */
+    void *work;   /* step, written on the device: counters [ctas] i32 (zero again after each op), padded to 16 bytes;
+                   * decode_share [ctas]; decode_range [ctas * DECODE_WARPS] of the warps, then [seqs] of the sequences */
     size_t work_bytes;
 };
+
+/* Query heads of a head tile and keys of a block. Heads of 64 values get blocks of 32 keys, so that a copy is 4 KB. */
+static inline int32_t decode_tile_heads_max(int32_t head_dim) {
+    return head_dim > 128 ? 8 : DECODE_TILE_HEADS;
+}
+static inline int32_t decode_block_keys(int32_t head_dim) {
+    return head_dim > 64 ? 16 : 32;
+}
+/* Keys of a split in batch-invariant mode: at least 256, a multiple of that, at most DECODE_SPLITS_MAX of them. */
+#define DECODE_SPLIT_KEYS(kv_len) (((kv_len) + 256 * DECODE_SPLITS_MAX - 1) / (256 * DECODE_SPLITS_MAX) * 256)
 
 struct cuda_attention_plan {
     struct attention_plan head; /* tiles and items NULL; workspace_bytes set */
@@ -54,10 +93,12 @@ bool cuda_prefill_sm90_takes(const struct backend *backend, int32_t n_heads, int
 int32_t cuda_prefill_sm90_tile_rows(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim);
 int cuda_prefill_sm90(struct backend *backend, const struct op_attention_args *args, const struct prefill_plan *plan,
                       struct err *err);
-/* attention_prefill.cu: any GPU from 8.0 on. */
+/* attention_prefill.cu: any GPU from 8.0 on; tiles of so many query tokens of one query head. */
+#define CUDA_PREFILL_ROWS 64
 int cuda_prefill_portable(struct backend *backend, const struct op_attention_args *args,
                           const struct prefill_plan *plan, struct err *err);
 /* attention_decode.cu: portable and sm_90a variants inside; also called by the decode stack. */
+size_t cuda_decode_workspace(const struct backend *backend, int32_t seqs, int32_t n_heads, int32_t head_dim);
 int cuda_decode(struct backend *backend, const struct op_attention_args *args, const struct decode_plan *plan,
                 struct err *err);
 

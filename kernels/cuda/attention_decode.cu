@@ -1,0 +1,828 @@
+/* attention_decode.cu: attention of sequences that have one query token each. Bound by reading K and V once, so all is
+ * done for bytes in flight: each warp streams its own piece of the keys through its own ring in shared memory (bulk
+ * copies of 4 KB on Hopper, cp.async elsewhere) and never waits for another warp until its piece is done. A read of
+ * 4.2 TB/s is 32 KB a microsecond and SM: the ring of 8 warps holds 128 KB and more, so 4 us of loads are on their way.
+ *
+ * The query heads of a KV head are the rows of an m16n8k16 tile. K and V lie in shared memory as they lie in their
+ * page, rows without padding; so fragments are not loaded by ldmatrix (eight rows would meet in one bank) but as 16
+ * bytes of a row a thread, with the values of a head taken in another order: the sum over values (q k) does not mind,
+ * and in p v the order is undone where the output is stored. */
+#include "kernels/cuda/attention_ptx.cuh"
+#include "kernels/cuda/cuda_attention.h"
+
+struct decode_params {
+    const __nv_bfloat16 *q; /* [tokens, n_heads, hd], token stride q_stride */
+    __nv_bfloat16 *out;     /* [tokens, n_heads, hd], token stride out_stride */
+    int64_t q_stride, out_stride;
+    const unsigned char *kv;
+    size_t page_stride;   /* bytes */
+    const int32_t *pages; /* [slots, max_pages] */
+    int32_t max_pages, page_shift, page_size, hd, n_kv_heads;
+    int32_t group, tile_heads, tiles_per_kv,
+        tiles; /* query heads of a KV head and of a tile; tiles of a KV head, all */
+    int32_t window;
+    float scale, soft_cap; /* scale: of the score, log2(e) in it unless there is a cap */
+    const float *sinks;    /* [n_heads] or NULL */
+    int32_t *counters;     /* [ctas] */
+    const struct decode_share *shares;
+    const struct decode_range *ranges, *seqs;
+    float *partials;        /* [ctas][2] slots; in batch-invariant mode [seqs][tiles][DECODE_SPLITS_MAX] slots */
+    int32_t stages, splits; /* of a ring; splits: batch-invariant mode */
+    bool vector;            /* q and out lie so that 16 bytes at a time can be moved */
+};
+
+#define LOG2_E 1.4426950408889634f
+
+/* A slot holds sums [tile_heads][hd], then maxima [16], then sums of weights [16]. */
+#define SLOT_ROWS 16
+static __host__ __device__ __forceinline__ int32_t slot_floats(int32_t tile_heads, int32_t hd) {
+    return tile_heads * hd + 2 * SLOT_ROWS;
+}
+
+/* ---- where a warp is ----------------------------------------------------------------------------------------------
+ */
+
+struct cursor {
+    struct decode_range at; /* of the sequence */
+    int32_t tile, block;
+};
+
+static __device__ __forceinline__ struct decode_range range_load(const struct decode_range *from) {
+    const int4 *p = (const int4 *)from;
+    const int4 a = __ldg(p), b = __ldg(p + 1);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+static __device__ __forceinline__ void cursor_step(struct cursor &c, const struct decode_params &p, bool more) {
+    if (++c.block < c.at.blocks) return;
+    c.block = 0;
+    if (++c.tile < p.tiles) return;
+    c.tile = 0;
+    if (more) c.at = range_load(p.seqs + c.at.seq + 1);
+}
+
+/* ---- the ring: what a warp has on its way --------------------------------------------------------------------------
+ */
+
+template <int KEYS, bool BULK> struct ring {
+    struct cursor c;
+    int32_t left;                  /* blocks still to be asked for */
+    int32_t page_base, page, slot; /* this lane's entry of 32 pages from page_base on; the ring's slot to fill */
+    uint32_t data, barriers;       /* shared memory addresses */
+
+    __device__ __forceinline__ int32_t page_of(const struct decode_params &p, int32_t index, int lane) {
+        if ((index & ~31) != page_base) {
+            page_base = index & ~31;
+            const int32_t last = (c.at.kv_len - 1) >> p.page_shift;
+            page = __ldg(p.pages + (int64_t)c.at.slot * p.max_pages + min(page_base + lane, last));
+        }
+        return __shfl_sync(~0u, page, index & 31);
+    }
+
+    /* Asks for the next block, if any is left: K and V of KEYS keys, of which those that the sequence has are read. */
+    __device__ __forceinline__ void fetch(const struct decode_params &p, int lane) {
+        if (left > 0) {
+            const int32_t key = (c.at.first + c.block) * KEYS, row_bytes = p.hd * 2;
+            const int32_t count = min(KEYS, c.at.kv_len - key), run = min(KEYS, p.page_size);
+            const uint32_t to = data + (uint32_t)(slot * 2 * KEYS * row_bytes), values = KEYS * row_bytes;
+            const size_t kv_bytes = (size_t)p.n_kv_heads * p.page_size * row_bytes;
+            const int32_t head = p.tiles_per_kv == 1 ? c.tile : c.tile / p.tiles_per_kv;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+            if (BULK && lane == 0) barrier_expect(barriers + slot * 8, 2 * count * row_bytes);
+#endif
+            for (int32_t at = 0; at < count; at += run) {
+                const int32_t index = (key + at) >> p.page_shift, rows = min(run, count - at);
+                const unsigned char *from = p.kv + (size_t)page_of(p, index, lane) * p.page_stride +
+                                            (size_t)(head * p.page_size + ((key + at) & (p.page_size - 1))) * row_bytes;
+                const uint32_t there = to + at * row_bytes, bytes = rows * row_bytes;
+                if (BULK) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+                    if (lane == 0) {
+                        bulk_copy(there, from, bytes, barriers + slot * 8);
+                        bulk_copy(there + values, from + kv_bytes, bytes, barriers + slot * 8);
+                    }
+#endif
+                } else {
+                    for (uint32_t i = lane * 16; i < bytes; i += 512) {
+                        copy16(there + i, from + i, 16);
+                        copy16(there + values + i, from + kv_bytes + i, 16);
+                    }
+                }
+            }
+            left--;
+            const int32_t seq = c.at.seq;
+            cursor_step(c, p, left > 0);
+            if (c.at.seq != seq || (c.block == 0 && c.tile == 0)) page_base = -1;
+            if (++slot == p.stages) slot = 0;
+        }
+        if (!BULK) copy_commit();
+    }
+};
+
+/* ---- one block of keys --------------------------------------------------------------------------------------------
+ */
+
+/* What a warp has summed up: rows g (and g + 8) of the tile. Value n of n-tile 8 e + j is value
+ * (n * HD / 64 + e) * 8 + j of the head. */
+template <int HD> struct sums {
+    float o[HD / 8][4];
+    float m[2], l[2]; /* largest score times log2(e); this thread's part of the sum of weights */
+};
+
+/* The query heads' values, 16 bytes (32 j + 8 t on) of rows g and g + 8. */
+template <int HD, int ROWS> struct queries { uint4 v[HD / 32][ROWS / 8]; };
+
+template <int HD, bool EXACT, int ROWS>
+static __device__ __forceinline__ void queries_load(struct queries<HD, ROWS> &q, const struct decode_params &p,
+                                                    int32_t row, int32_t tile, int g, int t) {
+    const int32_t head = (tile / p.tiles_per_kv) * p.group, within = (tile % p.tiles_per_kv) * p.tile_heads;
+#pragma unroll
+    for (int half = 0; half < ROWS / 8; half++) {
+        const int32_t h = g + 8 * half;
+        const bool there = h < p.tile_heads && within + h < p.group;
+        const __nv_bfloat16 *from = p.q + row * p.q_stride + (int64_t)(head + within + h) * p.hd + 8 * t;
+#pragma unroll
+        for (int j = 0; j < HD / 32; j++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (there && (EXACT || 32 * j + 8 * t < p.hd)) {
+                if (p.vector) {
+                    v = *(const uint4 *)(from + 32 * j);
+                } else {
+                    const unsigned short *e = (const unsigned short *)(from + 32 * j);
+                    v = make_uint4(e[0] | (uint32_t)e[1] << 16, e[2] | (uint32_t)e[3] << 16,
+                                   e[4] | (uint32_t)e[5] << 16, e[6] | (uint32_t)e[7] << 16);
+                }
+            }
+            q.v[j][half] = v;
+        }
+    }
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void scores_add(float (&s)[4], const uint4 (&q)[ROWS / 8], uint4 k) {
+    constexpr int H = ROWS / 8 - 1;
+    mma_bf16(s, q[0].x, H ? q[H].x : 0, q[0].y, H ? q[H].y : 0, k.x, k.y);
+    mma_bf16(s, q[0].z, H ? q[H].z : 0, q[0].w, H ? q[H].w : 0, k.z, k.w);
+}
+
+static __device__ __forceinline__ uint4 choose(bool first, uint4 a, uint4 b) {
+    return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+/* s[i] = q k of keys 8 i .. 8 i + 7. A thread reads key g; two keys of a quarter warp would meet in the same banks, so
+ * odd keys read their pairs of 64 bytes the other way round. */
+template <int HD, bool EXACT, int ROWS, int KEYS>
+static __device__ __forceinline__ void block_scores(float (&s)[KEYS / 8][4], const struct queries<HD, ROWS> &q,
+                                                    uint32_t keys, int32_t hd, int g, int t) {
+    const bool odd = g & 1;
+#pragma unroll
+    for (int i = 0; i < KEYS / 8; i++) {
+        s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
+        const uint32_t row = keys + (8 * i + g) * hd * 2 + t * 16;
+#pragma unroll
+        for (int j = 0; j < HD / 32; j += 2) {
+            if (EXACT) {
+                const uint4 a = load_shared16(row + j * 64 + odd * 64), b = load_shared16(row + j * 64 + !odd * 64);
+                scores_add<ROWS>(s[i], q.v[j], choose(odd, b, a));
+                scores_add<ROWS>(s[i], q.v[j + 1], choose(odd, a, b));
+            } else {
+#pragma unroll
+                for (int u = j; u < j + 2; u++) {
+                    uint4 k = make_uint4(0, 0, 0, 0);
+                    if (32 * u + 8 * t < hd) k = load_shared16(row + u * 64);
+                    scores_add<ROWS>(s[i], q.v[u], k);
+                }
+            }
+        }
+    }
+}
+
+/* Scores to weights, online: a new maximum scales what was summed up. Keys outside [lo, hi) of the block have none. */
+template <int HD, int ROWS, int KEYS, bool MASK>
+static __device__ __forceinline__ void block_weights(float (&s)[KEYS / 8][4], struct sums<HD> &sums,
+                                                     const struct decode_params &p, int32_t lo, int32_t hi, int t) {
+    float factor[2] = {1.0f, 1.0f};
+#pragma unroll
+    for (int half = 0; half < ROWS / 8; half++) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                float x = s[i][2 * half + u] * p.scale;
+                if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap) * LOG2_E;
+                if (MASK) {
+                    const int32_t key = 8 * i + 2 * t + u;
+                    if (key < lo || key >= hi) x = -INFINITY;
+                }
+                s[i][2 * half + u] = x;
+                largest = fmaxf(largest, x);
+            }
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        const float m = fmaxf(sums.m[half], largest), base = m == -INFINITY ? 0.0f : m;
+        factor[half] = exp2_fast(sums.m[half] - base);
+        sums.m[half] = m;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                const float w = exp2_fast(s[i][2 * half + u] - base);
+                s[i][2 * half + u] = w;
+                sum += w;
+            }
+        sums.l[half] = sums.l[half] * factor[half] + sum;
+    }
+    if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            sums.o[i][0] *= factor[0], sums.o[i][1] *= factor[0];
+            if (ROWS == 16) sums.o[i][2] *= factor[1], sums.o[i][3] *= factor[1];
+        }
+    }
+}
+
+/* o += p v of 16 keys. A thread reads values 8 (g HD / 64 + e) .. + 7 of keys 2t, 2t + 1, 2t + 8, 2t + 9; where a head
+ * has two such pieces for a thread, odd t read them the other way round, which halves the conflicts. */
+template <int HD, bool EXACT, bool MASK>
+static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint32_t a0, uint32_t a1, uint32_t a2,
+                                                    uint32_t a3, uint32_t values, int32_t hd, int32_t lo, int32_t hi,
+                                                    int g, int t) {
+    constexpr int E = HD / 64, TOGETHER = E > 1 ? 2 : 1;
+    const bool odd = E > 1 && (t & 1);
+#pragma unroll
+    for (int e = 0; e < E; e += TOGETHER) {
+        uint4 v[TOGETHER][4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int key = 2 * t + (k & 1) + (k >> 1) * 8;
+            const uint32_t row = values + key * hd * 2;
+            const bool there = !MASK || (key >= lo && key < hi);
+            uint4 x[TOGETHER];
+#pragma unroll
+            for (int u = 0; u < TOGETHER; u++) {
+                const int chunk = g * E + e + (TOGETHER > 1 ? (u ^ (int)odd) : 0);
+                x[u] = make_uint4(0, 0, 0, 0);
+                if (there && (EXACT || chunk * 8 < hd)) x[u] = load_shared16(row + chunk * 16);
+            }
+            if (TOGETHER > 1) {
+                v[0][k] = choose(odd, x[TOGETHER - 1], x[0]);
+                v[TOGETHER - 1][k] = choose(odd, x[0], x[TOGETHER - 1]);
+            } else {
+                v[0][k] = x[0];
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < TOGETHER; u++) {
+            const uint32_t *k0 = &v[u][0].x, *k1 = &v[u][1].x, *k2 = &v[u][2].x, *k3 = &v[u][3].x;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int n = (e + u) * 8 + 2 * i;
+                mma_bf16(sums.o[n], a0, a1, a2, a3, __byte_perm(k0[i], k1[i], 0x5410),
+                         __byte_perm(k2[i], k3[i], 0x5410));
+                mma_bf16(sums.o[n + 1], a0, a1, a2, a3, __byte_perm(k0[i], k1[i], 0x7632),
+                         __byte_perm(k2[i], k3[i], 0x7632));
+            }
+        }
+    }
+}
+
+template <int HD, bool EXACT, int ROWS, int KEYS, bool MASK>
+static __device__ __forceinline__ void block_add(struct sums<HD> &sums, const struct queries<HD, ROWS> &q,
+                                                 const struct decode_params &p, uint32_t block, int32_t lo, int32_t hi,
+                                                 int g, int t) {
+    const int32_t hd = EXACT ? HD : p.hd;
+    float s[KEYS / 8][4];
+    block_scores<HD, EXACT, ROWS, KEYS>(s, q, block, hd, g, t);
+    block_weights<HD, ROWS, KEYS, MASK>(s, sums, p, lo, hi, t);
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        const uint32_t a0 = pack_bf16(s[2 * i][0], s[2 * i][1]), a2 = pack_bf16(s[2 * i + 1][0], s[2 * i + 1][1]);
+        const uint32_t a1 = ROWS == 16 ? pack_bf16(s[2 * i][2], s[2 * i][3]) : 0;
+        const uint32_t a3 = ROWS == 16 ? pack_bf16(s[2 * i + 1][2], s[2 * i + 1][3]) : 0;
+        block_values<HD, EXACT, MASK>(sums, a0, a1, a2, a3, block + (KEYS + 16 * i) * hd * 2, hd, lo - 16 * i,
+                                      hi - 16 * i, g, t);
+    }
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------
+ */
+
+template <int HD> static __device__ __forceinline__ void sums_clear(struct sums<HD> &sums) {
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) sums.o[i][0] = sums.o[i][1] = sums.o[i][2] = sums.o[i][3] = 0.0f;
+    sums.m[0] = sums.m[1] = -INFINITY;
+    sums.l[0] = sums.l[1] = 0.0f;
+}
+
+/* The sum over the four threads of a row. */
+static __device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* 1 / (sum of weights), a sink counted in, in the scale of maximum m. */
+static __device__ __forceinline__ float row_factor(const struct decode_params &p, int32_t head, float m, float l) {
+    if (!p.sinks) return 1.0f / l;
+    const float sink = p.sinks[head] * LOG2_E, most = fmaxf(m, sink), factor = exp2_fast(m - most);
+    return factor / (l * factor + exp2_fast(sink - most));
+}
+
+/* The query head of row h of a tile; false where the tile has no such row. */
+static __device__ __forceinline__ bool tile_head(const struct decode_params &p, int32_t tile, int32_t h,
+                                                 int32_t *head) {
+    const int32_t within = (tile % p.tiles_per_kv) * p.tile_heads + h;
+    *head = (tile / p.tiles_per_kv) * p.group + within;
+    return h < p.tile_heads && within < p.group;
+}
+
+static __device__ __forceinline__ void store8(const struct decode_params &p, __nv_bfloat16 *to, const float (&x)[8]) {
+    const uint4 v =
+        make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    if (p.vector) {
+        *(uint4 *)to = v;
+    } else {
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ((unsigned short *)to)[2 * i] = (unsigned short)w[i];
+            ((unsigned short *)to)[2 * i + 1] = (unsigned short)(w[i] >> 16);
+        }
+    }
+}
+
+/* The whole unit was this warp's: out = o / l. */
+template <int HD, bool EXACT, int ROWS>
+static __device__ __forceinline__ void unit_write(const struct sums<HD> &sums, const struct decode_params &p,
+                                                  int32_t row, int32_t tile, int g, int t) {
+    constexpr int E = HD / 64;
+#pragma unroll
+    for (int half = 0; half < ROWS / 8; half++) {
+        const float l = row_sum(sums.l[half]);
+        int32_t head;
+        if (!tile_head(p, tile, g + 8 * half, &head)) continue;
+        const float factor = row_factor(p, head, sums.m[half], l);
+        __nv_bfloat16 *to = p.out + row * p.out_stride + (int64_t)head * p.hd;
+#pragma unroll
+        for (int e = 0; e < E; e++)
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                const int chunk = (2 * t + u) * E + e;
+                float x[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) x[j] = sums.o[8 * e + j][2 * half + u] * factor;
+                if (EXACT || chunk * 8 < p.hd) store8(p, to + chunk * 8, x);
+            }
+    }
+}
+
+/* Part of a unit, to a slot in shared or global memory. */
+template <int HD, bool EXACT, int ROWS>
+static __device__ __forceinline__ void part_store(const struct sums<HD> &sums, const struct decode_params &p,
+                                                  float *slot, int g, int t) {
+    constexpr int E = HD / 64;
+#pragma unroll
+    for (int half = 0; half < ROWS / 8; half++) {
+        const float l = row_sum(sums.l[half]);
+        const int32_t h = g + 8 * half;
+        if (h >= p.tile_heads) continue;
+        if (t == 0) {
+            slot[p.tile_heads * p.hd + h] = sums.m[half];
+            slot[p.tile_heads * p.hd + SLOT_ROWS + h] = l;
+        }
+#pragma unroll
+        for (int e = 0; e < E; e++)
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                const int chunk = (2 * t + u) * E + e;
+                if (!EXACT && chunk * 8 >= p.hd) continue;
+                float4 *to = (float4 *)(slot + h * p.hd + chunk * 8);
+                const int c = 2 * half + u;
+                to[0] = make_float4(sums.o[8 * e][c], sums.o[8 * e + 1][c], sums.o[8 * e + 2][c], sums.o[8 * e + 3][c]);
+                to[1] =
+                    make_float4(sums.o[8 * e + 4][c], sums.o[8 * e + 5][c], sums.o[8 * e + 6][c], sums.o[8 * e + 7][c]);
+            }
+    }
+}
+
+/* A row that a warp folds: values 4 lane (+ 128 for each i) of it. */
+template <int HD> struct row_sums {
+    float4 o[HD > 128 ? HD / 128 : 1];
+    float m, l;
+};
+
+static __device__ __forceinline__ void add_scaled(float4 &a, float f, float4 b) {
+    a.x += f * b.x, a.y += f * b.y, a.z += f * b.z, a.w += f * b.w;
+}
+
+template <int HD>
+static __device__ __forceinline__ void row_write(const struct row_sums<HD> &r, const struct decode_params &p,
+                                                 int32_t row, int32_t head, int lane) {
+    const float factor = row_factor(p, head, r.m, r.l);
+#pragma unroll
+    for (int i = 0; i < (HD > 128 ? HD / 128 : 1); i++) {
+        const int d = 4 * lane + 128 * i;
+        if (d >= p.hd) continue;
+        __nv_bfloat16 *to = p.out + row * p.out_stride + (int64_t)head * p.hd + d;
+        const uint32_t a = pack_bf16(r.o[i].x * factor, r.o[i].y * factor);
+        const uint32_t b = pack_bf16(r.o[i].z * factor, r.o[i].w * factor);
+        if (p.vector) {
+            *(uint2 *)to = make_uint2(a, b);
+        } else {
+            unsigned short *e = (unsigned short *)to;
+            e[0] = (unsigned short)a, e[1] = (unsigned short)(a >> 16);
+            e[2] = (unsigned short)b, e[3] = (unsigned short)(b >> 16);
+        }
+    }
+}
+
+/* Row h of `count` slots in global memory, written by other SMs: slot 0 is `first`, slot s is rest + s * stride. 32 at
+ * a time: a lane for the maximum and the sum of each, then all lanes for the values, slot by slot in order. */
+template <int HD>
+static __device__ __forceinline__ void row_fold(struct row_sums<HD> &r, const struct decode_params &p,
+                                                const float *first, const float *rest, int64_t stride, int32_t count,
+                                                int32_t h, int lane) {
+    constexpr int V = HD > 128 ? HD / 128 : 1;
+    const int32_t stats = p.tile_heads * p.hd + h;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
+    r.m = -INFINITY;
+    for (int32_t s = lane; s < count; s += 32) r.m = fmaxf(r.m, __ldcg((s ? rest + s * stride : first) + stats));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) r.m = fmaxf(r.m, __shfl_xor_sync(~0u, r.m, o));
+    const float base = r.m == -INFINITY ? 0.0f : r.m;
+    r.l = 0.0f;
+    for (int32_t from = 0; from < count; from += 32) {
+        float weight = 0.0f;
+        if (from + lane < count) {
+            const float *at = (from + lane ? rest + (from + lane) * stride : first) + stats;
+            weight = exp2_fast(__ldcg(at) - base);
+            r.l += weight * __ldcg(at + SLOT_ROWS);
+        }
+        const int32_t some = min(32, count - from);
+#pragma unroll 8
+        for (int32_t s = 0; s < some; s++) {
+            const float f = __shfl_sync(~0u, weight, s);
+            const float *at = (from + s ? rest + (from + s) * stride : first) + h * p.hd;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const int d = 4 * lane + 128 * i;
+                if (d < p.hd) add_scaled(r.o[i], f, __ldcg((const float4 *)(at + d)));
+            }
+        }
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) r.l += __shfl_xor_sync(~0u, r.l, o);
+}
+
+/* ---- the end of a CTA ---------------------------------------------------------------------------------------------
+ * Part 2w of the CTA is what warp w had of its first unit, if it is not whole and not its last; part 2w + 1 what it had
+ * of its last. Neighbouring parts of one unit are folded; a unit that other CTAs share goes on to the workspace. */
+
+struct cta_parts {
+    int32_t unit[2 * DECODE_WARPS]; /* sequence * tiles + tile; -1: none */
+    int32_t row[2 * DECODE_WARPS];  /* of q */
+    int32_t last[2];                /* this CTA ended last of those of a shared unit */
+};
+
+static __device__ __forceinline__ const float *part_slot(const struct decode_params &p, float *first, char *rings,
+                                                         int32_t ring_bytes, int32_t part) {
+    return part & 1 ? (const float *)(rings + (part >> 1) * ring_bytes)
+                    : first + (part >> 1) * slot_floats(p.tile_heads, p.hd);
+}
+
+/* Folds row h of parts begin .. end - 1, all of one unit. */
+template <int HD>
+static __device__ __forceinline__ void parts_fold(struct row_sums<HD> &r, const struct decode_params &p,
+                                                  const struct cta_parts &parts, int32_t begin, int32_t end,
+                                                  float *first, char *rings, int32_t ring_bytes, int32_t h, int lane) {
+    constexpr int V = HD > 128 ? HD / 128 : 1;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
+    r.m = -INFINITY;
+    r.l = 0.0f;
+    const int32_t stats = p.tile_heads * p.hd + h;
+    for (int32_t i = begin; i < end; i++)
+        if (parts.unit[i] >= 0) r.m = fmaxf(r.m, part_slot(p, first, rings, ring_bytes, i)[stats]);
+    const float base = r.m == -INFINITY ? 0.0f : r.m;
+    for (int32_t part = begin; part < end; part++) {
+        if (parts.unit[part] < 0) continue;
+        const float *slot = part_slot(p, first, rings, ring_bytes, part);
+        const float f = exp2_fast(slot[stats] - base);
+        r.l += f * slot[stats + SLOT_ROWS];
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const int d = 4 * lane + 128 * i;
+            if (d < p.hd) add_scaled(r.o[i], f, *(const float4 *)(slot + h * p.hd + d));
+        }
+    }
+}
+
+template <int HD>
+static __device__ __forceinline__ void row_store(const struct row_sums<HD> &r, const struct decode_params &p,
+                                                 float *slot, int32_t h, int lane) {
+    if (lane == 0) {
+        slot[p.tile_heads * p.hd + h] = r.m;
+        slot[p.tile_heads * p.hd + SLOT_ROWS + h] = r.l;
+    }
+#pragma unroll
+    for (int i = 0; i < (HD > 128 ? HD / 128 : 1); i++) {
+        const int d = 4 * lane + 128 * i;
+        if (d < p.hd) *(float4 *)(slot + h * p.hd + d) = r.o[i];
+    }
+}
+
+/* The slot of a unit that CTAs share: it begins in the second slot of one CTA and goes on in the first slots of those
+ * that follow. */
+static __device__ __forceinline__ float *shared_slot(const struct decode_params &p, int32_t cta, int side) {
+    return p.partials + ((int64_t)cta * 2 + side) * slot_floats(p.tile_heads, p.hd);
+}
+
+template <int HD>
+static __device__ __forceinline__ void shared_fold(const struct decode_params &p, const struct decode_share &share,
+                                                   int side, int32_t unit, int32_t row, int warp, int lane) {
+    const int32_t from = side ? (int32_t)blockIdx.x : share.first_before;
+    const int32_t to = side ? share.last_after : share.last_before;
+    for (int32_t h = warp; h < p.tile_heads; h += DECODE_WARPS) {
+        int32_t head;
+        if (!tile_head(p, unit % p.tiles, h, &head)) continue;
+        struct row_sums<HD> r;
+        row_fold(r, p, shared_slot(p, from, 1), shared_slot(p, from, 0), shared_slot(p, 1, 0) - p.partials,
+                 to - from + 1, h, lane);
+        row_write(r, p, row, head, lane);
+    }
+}
+
+template <int HD>
+static __device__ __forceinline__ void cta_finish(const struct decode_params &p, struct cta_parts &parts, float *first,
+                                                  char *rings, int32_t ring_bytes, int warp, int lane) {
+    const struct decode_share share = p.shares[blockIdx.x];
+    __syncthreads();
+    const uint32_t there = __ballot_sync(~0u, lane < 2 * DECODE_WARPS && parts.unit[lane % (2 * DECODE_WARPS)] >= 0);
+    if (!there) return;
+    const int32_t begin = __ffs(there) - 1, final = 31 - __clz(there);
+    int32_t item = 0;
+    for (int32_t at = begin; at <= final;) {
+        const int32_t unit = parts.unit[at];
+        int32_t end = at + 1;
+        while (end <= final && (parts.unit[end] == unit || parts.unit[end] < 0)) end++;
+        const bool before = share.first_before >= 0 && at == begin, after = share.last_after >= 0 && end > final;
+        for (int32_t h = 0; h < p.tile_heads; h++, item++) {
+            int32_t head;
+            if (item % DECODE_WARPS != warp || !tile_head(p, unit % p.tiles, h, &head)) continue;
+            struct row_sums<HD> r;
+            parts_fold(r, p, parts, at, end, first, rings, ring_bytes, h, lane);
+            if (before || after)
+                row_store(r, p, shared_slot(p, blockIdx.x, before ? 0 : 1), h, lane);
+            else
+                row_write(r, p, parts.row[at], head, lane);
+        }
+        at = end;
+    }
+    if (share.first_before < 0 && share.last_after < 0) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        const int side = threadIdx.x;
+        const int32_t from = side ? (int32_t)blockIdx.x : share.first_before;
+        const int32_t to = side ? share.last_after : share.last_before;
+        const bool open = side ? share.last_after >= 0 : share.first_before >= 0;
+        parts.last[side] = open && atomicAdd(p.counters + from, 1) == to - from;
+        if (parts.last[side]) p.counters[from] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (parts.last[0]) shared_fold<HD>(p, share, 0, parts.unit[begin], parts.row[begin], warp, lane);
+    if (parts.last[1]) shared_fold<HD>(p, share, 1, parts.unit[final], parts.row[final], warp, lane);
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------
+ */
+
+/* Shared memory: rings [8][stages][K, V][KEYS, hd] bf16, first parts [8] slots, barriers [8][stages]. */
+template <int HD, bool EXACT, int ROWS, int KEYS, bool BULK>
+__global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __grid_constant__ struct decode_params p) {
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (BULK) return;
+#endif
+    extern __shared__ __align__(128) char shared[];
+    __shared__ struct cta_parts parts;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int32_t stage_bytes = 2 * KEYS * p.hd * 2, ring_bytes = p.stages * stage_bytes;
+    float *first = (float *)(shared + DECODE_WARPS * ring_bytes);
+    struct ring<KEYS, BULK> ring;
+    ring.data = shared_address(shared + warp * ring_bytes);
+    ring.barriers = shared_address(first + DECODE_WARPS * slot_floats(p.tile_heads, p.hd)) + warp * p.stages * 8;
+    struct cursor c;
+    c.at = range_load(p.ranges + blockIdx.x * DECODE_WARPS + warp);
+    int32_t left = c.at.count;
+    if (lane < 2) parts.unit[2 * warp + lane] = -1;
+    c.tile = left ? c.at.offset / c.at.blocks : 0;
+    c.block = left ? c.at.offset % c.at.blocks : 0;
+    ring.c = c;
+    ring.left = left;
+    ring.page_base = -1;
+    ring.page = ring.slot = 0;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (BULK) {
+        if (lane == 0) {
+            for (int32_t i = 0; i < p.stages; i++) barrier_init(ring.barriers + i * 8, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+    }
+#endif
+    for (int32_t i = 0; i < p.stages; i++) ring.fetch(p, lane);
+
+    struct sums<HD> sums;
+    struct queries<HD, ROWS> q;
+    int32_t stage = 0, begun = 0; /* begun: first block of the piece of a unit at hand */
+    uint32_t parity = 0;
+    bool fresh = true;
+    while (left > 0) {
+        if (fresh) {
+            queries_load<HD, EXACT>(q, p, c.at.row, c.tile, g, t);
+            sums_clear(sums);
+            begun = c.block;
+            fresh = false;
+        }
+        if (BULK) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+            barrier_wait(ring.barriers + stage * 8, parity);
+#endif
+        } else {
+            if (p.stages >= 4)
+                copy_wait<3>();
+            else if (p.stages == 3)
+                copy_wait<2>();
+            else
+                copy_wait<1>();
+            __syncwarp();
+        }
+        const int32_t key = (c.at.first + c.block) * KEYS;
+        const int32_t lo = p.window ? max(0, c.at.kv_len - p.window - key) : 0, hi = c.at.kv_len - key;
+        const uint32_t block = ring.data + stage * stage_bytes;
+        if (lo > 0 || hi < KEYS)
+            block_add<HD, EXACT, ROWS, KEYS, true>(sums, q, p, block, lo, hi, g, t);
+        else
+            block_add<HD, EXACT, ROWS, KEYS, false>(sums, q, p, block, 0, KEYS, g, t);
+        __syncwarp();
+        ring.fetch(p, lane);
+        if (++stage == p.stages) stage = 0, parity ^= 1;
+        left--;
+        const int32_t split = p.splits ? DECODE_SPLIT_KEYS(c.at.kv_len) : 0;
+        const int32_t next = key + KEYS;
+        const bool unit_ends = c.block + 1 == c.at.blocks;
+        if (p.splits && (unit_ends || next % split == 0)) {
+            const int64_t unit = (int64_t)c.at.seq * p.tiles + c.tile;
+            part_store<HD, EXACT, ROWS>(
+                sums, p, p.partials + (unit * DECODE_SPLITS_MAX + key / split) * slot_floats(p.tile_heads, p.hd), g, t);
+            fresh = true;
+        } else if (unit_ends && begun == 0) {
+            unit_write<HD, EXACT, ROWS>(sums, p, c.at.row, c.tile, g, t);
+            fresh = true;
+        } else if (unit_ends || left == 0) {
+            const int32_t part = 2 * warp + (left == 0);
+            float *slot = left ? first + warp * slot_floats(p.tile_heads, p.hd) : (float *)(shared + warp * ring_bytes);
+            part_store<HD, EXACT, ROWS>(sums, p, slot, g, t);
+            if (lane == 0) parts.unit[part] = c.at.seq * p.tiles + c.tile, parts.row[part] = c.at.row;
+            fresh = true;
+        }
+        cursor_step(c, p, left > 0);
+    }
+    if (!BULK) copy_wait<0>();
+    if (!p.splits) cta_finish<HD>(p, parts, first, shared, ring_bytes, warp, lane);
+}
+
+/* Batch-invariant mode: the splits of each unit, in rising order. A warp folds one row. */
+template <int HD> __global__ void decode_fold_kernel(const __grid_constant__ struct decode_params p) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t seq = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;
+    const struct decode_range at = range_load(p.seqs + seq);
+    const int32_t split = DECODE_SPLIT_KEYS(at.kv_len), lo = p.window ? max(0, at.kv_len - p.window) : 0;
+    const int32_t begin = lo / split, end = (at.kv_len - 1) / split + 1;
+    const int32_t floats = slot_floats(p.tile_heads, p.hd);
+    int32_t head;
+    if (!tile_head(p, tile, warp, &head)) return;
+    const float *slots = p.partials + ((int64_t)blockIdx.x * DECODE_SPLITS_MAX + begin) * floats;
+    struct row_sums<HD> r;
+    row_fold(r, p, slots, slots, floats, end - begin, warp, lane);
+    row_write(r, p, at.row, head, lane);
+}
+
+/* ---- launcher -----------------------------------------------------------------------------------------------------
+ */
+
+struct decode_variant {
+    int32_t head_dim; /* up to which it goes; exactly, where exact */
+    int32_t rows, keys;
+    bool exact, bulk;
+    void (*kernel)(struct decode_params p);
+};
+
+#define VARIANT(hd, exact, rows, keys, bulk)                                                                           \
+    { hd, rows, keys, exact, bulk, decode_kernel<hd, exact, rows, keys, bulk> }
+
+/* The first that fits is taken. */
+static const struct decode_variant variants[] = {
+    VARIANT(64, true, 8, 32, true),    VARIANT(64, true, 16, 32, true),    VARIANT(128, true, 8, 16, true),
+    VARIANT(128, true, 16, 16, true),  VARIANT(256, true, 8, 16, true),    VARIANT(64, false, 8, 32, true),
+    VARIANT(64, false, 16, 32, true),  VARIANT(128, false, 8, 16, true),   VARIANT(128, false, 16, 16, true),
+    VARIANT(256, false, 8, 16, true),  VARIANT(64, false, 8, 32, false),   VARIANT(64, false, 16, 32, false),
+    VARIANT(128, false, 8, 16, false), VARIANT(128, false, 16, 16, false), VARIANT(256, false, 8, 16, false),
+};
+
+static const struct decode_variant *variant_for(int32_t head_dim, int32_t tile_heads, bool bulk) {
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        const struct decode_variant *v = &variants[i];
+        if (v->bulk == bulk && v->rows >= tile_heads && (v->exact ? v->head_dim == head_dim : v->head_dim >= head_dim))
+            return v;
+    }
+    return NULL;
+}
+
+/* Stages of a ring: as many as fit, 4 at most. */
+static int32_t stages_for(const struct cuda *cuda, const struct decode_variant *v, int32_t hd, int32_t tile_heads,
+                          size_t *shared_bytes) {
+    const size_t stage = (size_t)DECODE_WARPS * 2 * (size_t)v->keys * (size_t)hd * 2;
+    const size_t firsts = (size_t)DECODE_WARPS * (size_t)slot_floats(tile_heads, hd) * sizeof(float);
+    int32_t stages = 4;
+    for (;; stages--) {
+        *shared_bytes = (size_t)stages * (stage + DECODE_WARPS * 8) + firsts;
+        if (*shared_bytes + 1024 <= cuda->shared_bytes_max || stages == 2) return stages;
+    }
+}
+
+static void params_fill(struct decode_params *p, const struct cuda *cuda, const struct op_attention_args *args,
+                        const struct decode_plan *plan, const void *work) {
+    const struct kv_layer *kv = &args->kv;
+    const unsigned char *at = (const unsigned char *)work;
+    const int32_t most = decode_tile_heads_max(kv->head_dim);
+    p->q = (const __nv_bfloat16 *)args->q;
+    p->out = (__nv_bfloat16 *)args->out;
+    p->q_stride = args->q_stride;
+    p->out_stride = args->out_stride;
+    p->kv = (const unsigned char *)kv->base;
+    p->page_stride = kv->page_stride_bytes;
+    p->pages = args->table.pages;
+    p->max_pages = args->table.max_pages;
+    p->page_size = kv->page_size;
+    p->page_shift = __builtin_ctz((unsigned)kv->page_size);
+    p->hd = kv->head_dim;
+    p->n_kv_heads = kv->n_kv_heads;
+    p->group = args->n_heads / kv->n_kv_heads;
+    p->tile_heads = p->group < most ? p->group : most;
+    p->tiles_per_kv = (p->group + most - 1) / most;
+    p->tiles = p->tiles_per_kv * kv->n_kv_heads;
+    p->window = args->window;
+    p->soft_cap = args->soft_cap;
+    p->scale = args->soft_cap > 0.0f ? args->scale : args->scale * LOG2_E;
+    p->sinks = args->sinks;
+    p->counters = (int32_t *)(uintptr_t)at;
+    at += ((size_t)plan->ctas * 4 + 15) / 16 * 16;
+    p->shares = (const struct decode_share *)at;
+    at += (size_t)plan->ctas * sizeof(struct decode_share);
+    p->ranges = (const struct decode_range *)at;
+    p->seqs = p->ranges + plan->ctas * DECODE_WARPS;
+    p->partials = (float *)args->workspace;
+    p->splits = cuda->batch_invariant;
+    p->vector = args->q_stride % 8 == 0 && args->out_stride % 8 == 0 && ((uintptr_t)args->q & 15) == 0 &&
+                ((uintptr_t)args->out & 15) == 0;
+}
+
+size_t cuda_decode_workspace(const struct backend *backend, int32_t seqs, int32_t n_heads, int32_t head_dim) {
+    const struct cuda *cuda = backend->cuda;
+    const int32_t heads = n_heads < DECODE_TILE_HEADS ? n_heads : DECODE_TILE_HEADS;
+    if (cuda->batch_invariant) /* at worst a tile holds one head */
+        return (size_t)seqs * (size_t)n_heads * DECODE_SPLITS_MAX * (size_t)slot_floats(1, head_dim) * sizeof(float);
+    return (size_t)cuda->sms * 2 * (size_t)slot_floats(heads, head_dim) * sizeof(float);
+}
+
+int cuda_decode(struct backend *backend, const struct op_attention_args *args, const struct decode_plan *plan,
+                struct err *err) {
+    const struct cuda *cuda = backend->cuda;
+    struct decode_params p = {};
+    size_t shared_bytes;
+    params_fill(&p, cuda, args, plan, CUDA_STEP(backend, void, plan->work));
+    const bool bulk = cuda->kernels == CUDA_KERNELS_SM90A && args->kv.page_stride_bytes % 16 == 0;
+    const struct decode_variant *v = variant_for(p.hd, p.tile_heads, bulk);
+    if (!v || v->keys != decode_block_keys(p.hd))
+        return err_set(err, ERR_INVALID, "op_attention: no decode kernel for heads of %d values", p.hd);
+    p.stages = stages_for(cuda, v, p.hd, p.tile_heads, &shared_bytes);
+    int rc = CUDA_TRY(
+        backend,
+        cudaFuncSetAttribute((const void *)v->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
+        err);
+    if (rc) return rc;
+    v->kernel<<<(unsigned)plan->ctas, DECODE_WARPS * 32, shared_bytes, cuda->stream>>>(p);
+    rc = CUDA_LAUNCHED(backend, "decode attention", err);
+    if (rc || !p.splits) return rc;
+    const unsigned units = (unsigned)(plan->seqs * p.tiles), threads = (unsigned)p.tile_heads * 32;
+    if (v->head_dim <= 128)
+        decode_fold_kernel<128><<<units, threads, 0, cuda->stream>>>(p);
+    else
+        decode_fold_kernel<256><<<units, threads, 0, cuda->stream>>>(p);
+    return CUDA_LAUNCHED(backend, "decode attention's fold", err);
+}
