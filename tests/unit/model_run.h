@@ -16,7 +16,8 @@ struct run {
     struct arena arena;
     struct model_limits limits;
     int32_t pages_total, max_pages, next_page;
-    int32_t *pages; /* [slots, max_pages]; 0: none yet */
+    int32_t *pages;  /* [slots, max_pages]; 0: none yet */
+    int32_t *shared; /* [slots] leading pages of the slot that the device's table does not name yet */
     uint64_t step;
     const struct sample_result *results; /* of the last step */
 };
@@ -32,6 +33,7 @@ static inline int run_open(struct run *r, const char *path, const struct backend
     *r = (struct run){.limits = options->limits, .pages_total = options->pages_total, .next_page = 1};
     r->max_pages = (r->limits.max_model_len + r->limits.page_size - 1) / r->limits.page_size;
     r->pages = mem_zalloc((size_t)r->limits.max_num_seqs * (size_t)r->max_pages, sizeof *r->pages);
+    r->shared = mem_zalloc((size_t)r->limits.max_num_seqs, sizeof *r->shared);
     arena_init(&r->arena);
     int rc = backend_open(backend, &r->backend, err);
     if (rc == 0) rc = model_files_open(path, &r->files, err);
@@ -44,12 +46,20 @@ static inline void run_close(struct run *r) {
     backend_close(r->backend);
     arena_deinit(&r->arena);
     mem_free(r->pages);
+    mem_free(r->shared);
     *r = (struct run){0};
 }
 
 /* Forgets the sequence of a slot; its pages are not used again (the pool of a test is large enough). */
 static inline void run_forget(struct run *r, int32_t slot) {
     memset(r->pages + (size_t)slot * (size_t)r->max_pages, 0, (size_t)r->max_pages * sizeof *r->pages);
+}
+
+/* Slot `to` begins with the first `pages` pages of slot `from`, all full: a prefix hit. */
+static inline void run_share(struct run *r, int32_t from, int32_t to, int32_t pages) {
+    memcpy(r->pages + (size_t)to * (size_t)r->max_pages, r->pages + (size_t)from * (size_t)r->max_pages,
+           (size_t)pages * sizeof *r->pages);
+    r->shared[to] = pages;
 }
 
 /* All slots empty, all pages free again. */
@@ -66,7 +76,9 @@ struct run_build {
 };
 
 static inline void run_add(struct run *r, struct run_build *b, const struct feed *feed) {
-    for (int32_t i = feed->start / r->limits.page_size; i * r->limits.page_size < feed->start + feed->count; i++) {
+    int32_t first = r->shared[feed->slot] ? 0 : feed->start / r->limits.page_size;
+    r->shared[feed->slot] = 0;
+    for (int32_t i = first; i * r->limits.page_size < feed->start + feed->count; i++) {
         int32_t *page = &r->pages[(size_t)feed->slot * (size_t)r->max_pages + (size_t)i];
         if (*page == 0 && r->next_page >= r->pages_total) abort();
         if (*page == 0) *page = r->next_page++;
@@ -97,7 +109,7 @@ static inline const float *run_step(struct run *r, const struct feed *feeds, int
     arena_reset(&r->arena);
     for (int32_t i = 0; i < count; i++) {
         tokens += feeds[i].count;
-        deltas += feeds[i].count / r->limits.page_size + 2;
+        deltas += feeds[i].count / r->limits.page_size + 2 + r->shared[feeds[i].slot];
     }
     int32_t **arrays[] = {&b.ids, &b.slots_of, &b.positions, &b.slots, &b.q_start, &b.kv_len, &b.rows};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
