@@ -39,6 +39,10 @@ const struct device_table cuda_table = {
     .rope = cuda_op_rope,
     .kv_write = cuda_op_kv_write,
     .qkv_finish = cuda_op_qkv_finish,
+    .attention = cuda_op_attention,
     .kv_copy = cuda_op_kv_copy,
     .table_update = cuda_op_table_update,
+    .plan_make = cuda_plan_make,
+    .attention_bytes = cuda_attention_bytes,
+    .plan_step_bytes = cuda_plan_step_bytes,
 };
