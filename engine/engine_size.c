@@ -211,7 +211,8 @@ int engine_build(struct engine *engine, struct err *err) {
     struct model_memory memory = {0};
     int32_t pages_total = 0;
     int64_t since_ns = clock_now_ns();
-    int rc = model_files_open(o->model_path, &engine->files, err);
+    int rc = o->dummy_weights ? model_files_open_shapes(o->model_path, &engine->files, err)
+                              : model_files_open(o->model_path, &engine->files, err);
     if (rc) return rc;
     phase_add(&engine->info, "files", &since_ns);
     if ((rc = backend_open(&o->backend, &engine->backend, err))) return rc;

@@ -95,6 +95,7 @@ static int text_load(struct serve *serve, struct err *err) {
     char *source = NULL;
     if (serve->options.chat_template && !(source = template_read(serve->options.chat_template, err))) return err->code;
     options.chat_template = source;
+    options.stand_in = serve->options.load_format == LOAD_FORMAT_DUMMY;
     int code = text_open(serve->model.path, &options, &serve->load.text, err);
     mem_free(source);
     return code;

@@ -346,3 +346,24 @@ int hf_config_read(const char *text, size_t bytes, struct model_spec *spec, stru
     }
     return rc ? err_prefix(err, "config.json") : 0;
 }
+
+int hf_config_dtype(const char *text, size_t bytes, enum dtype *out, struct err *err) {
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } names[] = {{"bfloat16", DTYPE_BF16}, {"float16", DTYPE_F16}, {"float32", DTYPE_F32}};
+    struct cJSON *root = NULL;
+    const char *name = "bfloat16";
+    char word[48];
+    int rc = json_parse(text, bytes, json_limits_file, &root, err);
+    if (rc == 0) rc = json_read_str(root, "torch_dtype", &name, err);
+    if (rc == 0) rc = json_read_str(root, "dtype", &name, err); /* its newer name */
+    size_t i = 0;
+    while (rc == 0 && i < 3 && strcmp(name, names[i].name) != 0) i++;
+    if (rc == 0 && i == 3)
+        rc = err_set_field(err, ERR_UNSUPPORTED, "torch_dtype",
+                           "torch_dtype \"%s\" is not supported (bfloat16, float16 and float32 are)", shown(name, word));
+    if (rc == 0) *out = names[i].dtype;
+    cJSON_Delete(root);
+    return rc ? err_prefix(err, "config.json") : 0;
+}

@@ -22,6 +22,9 @@ struct model_files; /* opaque: a GGUF file, or a folder with config.json and saf
 
 /* ERR_NOT_FOUND, ERR_INVALID (file, tensor and what is wrong), ERR_UNSUPPORTED (architecture, tensor type). */
 int model_files_open(const char *path, struct model_files **out, struct err *err);
+/* For random weights: a folder may be a config.json alone. Its tensors then have the shapes that the config says, its
+ * dtype (torch_dtype) and no data. */
+int model_files_open_shapes(const char *path, struct model_files **out, struct err *err);
 void model_files_close(struct model_files *files);
 
 /* ---- shape ------------------------------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "engine/base/arith.h"
 #include "engine/base/mem.h"
 #include "engine/model/file_map.h"
 
@@ -25,8 +26,21 @@ static bool role_name(const struct model_files *files, enum tensor_role role, in
     return true;
 }
 
+/* Shapes alone: what the spec wants is there, without data. */
+static bool shapes_find(const struct model_files *files, enum tensor_role role, struct model_tensor *out,
+                        int32_t *dims) {
+    size_t row_bytes;
+    *out = (struct model_tensor){.dtype = role_is_matrix(role) ? files->shapes_dtype : DTYPE_F32};
+    role_shape(&files->spec, role, &out->rows, &out->cols);
+    *dims = role_is_matrix(role) ? 2 : 1;
+    return role_wanted(&files->spec, role) && dtype_row_bytes(out->dtype, out->cols, &row_bytes) &&
+           size_mul(row_bytes, (size_t)out->rows, &out->bytes);
+}
+
 /* The container's tensor in one form: rows and cols, the last dimension contiguous. False: not there. */
-static bool container_find(const struct model_files *files, const char *name, struct model_tensor *out, int32_t *dims) {
+static bool container_find(const struct model_files *files, enum tensor_role role, const char *name,
+                           struct model_tensor *out, int32_t *dims) {
+    if (!files->gguf && !files->safetensors) return shapes_find(files, role, out, dims);
     if (files->gguf) {
         const struct gguf_tensor *tensor = gguf_find_tensor(files->gguf, name);
         if (!tensor) return false;
@@ -57,7 +71,7 @@ bool model_files_has(const struct model_files *files, enum tensor_role role, int
     char name[256];
     struct model_tensor tensor;
     int32_t dims;
-    return role_name(files, role, layer, name, sizeof name) && container_find(files, name, &tensor, &dims);
+    return role_name(files, role, layer, name, sizeof name) && container_find(files, role, name, &tensor, &dims);
 }
 
 int model_files_tensor(const struct model_files *files, enum tensor_role role, int32_t layer, struct model_tensor *out,
@@ -66,7 +80,7 @@ int model_files_tensor(const struct model_files *files, enum tensor_role role, i
     int64_t rows, cols;
     int32_t dims;
     role_shape(&files->spec, role, &rows, &cols);
-    if (!role_name(files, role, layer, name, sizeof name) || !container_find(files, name, out, &dims))
+    if (!role_name(files, role, layer, name, sizeof name) || !container_find(files, role, name, out, &dims))
         return err_set_field(err, ERR_NOT_FOUND, name, "%s: %s is missing", files->label, name);
     snprintf(out->name, sizeof out->name, "%s", name);
     if (dims > 2 || out->rows != rows || out->cols != cols)
@@ -129,6 +143,7 @@ static bool name_known(const struct model_files *files, const char *name) {
 
 /* A tensor that we do not know of is a part of the arithmetic that we do not know of. */
 static int tensors_unknown_check(const struct model_files *files, struct err *err) {
+    if (!files->gguf && !files->safetensors) return 0;
     int32_t count = files->gguf ? gguf_tensor_count(files->gguf) : safetensors_tensor_count(files->safetensors);
     for (int32_t i = 0; i < count; i++) {
         const char *name =
@@ -168,7 +183,18 @@ static int files_check(struct model_files *files, struct err *err) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static int folder_open(struct model_files *files, const char *path, struct err *err) {
+/* The weights of a folder; where they may be left out and are, the dtype they would have. */
+static int folder_weights_open(struct model_files *files, const char *path, const struct file_map *config, bool shapes,
+                               struct err *err) {
+    struct err missing = {0};
+    int rc = safetensors_open(path, &files->safetensors, &missing);
+    if (rc == ERR_NOT_FOUND && shapes)
+        return hf_config_dtype((const char *)config->data, config->bytes, &files->shapes_dtype, err);
+    if (rc && err) *err = missing;
+    return rc;
+}
+
+static int folder_open(struct model_files *files, const char *path, bool shapes, struct err *err) {
     char config[4096];
     struct file_map map = {0};
     files->names = &name_map_hf;
@@ -178,8 +204,8 @@ static int folder_open(struct model_files *files, const char *path, struct err *
     if (rc) return err_prefix(err, "%s", files->label);
     if (map.bytes > CONFIG_BYTES_MAX) rc = err_set(err, ERR_INVALID, "config.json: longer than 16 MiB");
     if (rc == 0) rc = hf_config_read((const char *)map.data, map.bytes, &files->spec, err);
+    if (rc == 0) rc = folder_weights_open(files, path, &map, shapes, err);
     file_map_close(&map);
-    if (rc == 0) rc = safetensors_open(path, &files->safetensors, err);
     return rc ? err_prefix(err, "%s", files->label) : 0;
 }
 
@@ -190,12 +216,12 @@ static int gguf_file_open(struct model_files *files, const char *path, struct er
     return gguf_config_read(files->gguf, files->label, &files->spec, err);
 }
 
-int model_files_open(const char *path, struct model_files **out, struct err *err) {
+static int files_open(const char *path, bool shapes, struct model_files **out, struct err *err) {
     struct stat st;
     struct model_files *files = mem_zalloc(1, sizeof *files);
     files->label = mem_strdup(file_base_name(path));
-    int rc =
-        stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? folder_open(files, path, err) : gguf_file_open(files, path, err);
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    int rc = folder ? folder_open(files, path, shapes, err) : gguf_file_open(files, path, err);
     if (rc == 0) rc = files_check(files, err);
     if (rc) {
         model_files_close(files);
@@ -203,6 +229,14 @@ int model_files_open(const char *path, struct model_files **out, struct err *err
     }
     *out = files;
     return 0;
+}
+
+int model_files_open(const char *path, struct model_files **out, struct err *err) {
+    return files_open(path, false, out, err);
+}
+
+int model_files_open_shapes(const char *path, struct model_files **out, struct err *err) {
+    return files_open(path, true, out, err);
 }
 
 void model_files_close(struct model_files *files) {
@@ -213,11 +247,23 @@ void model_files_close(struct model_files *files) {
     mem_free(files);
 }
 
-const struct model_spec *model_files_spec(const struct model_files *files) { return &files->spec; }
+const struct model_spec *model_files_spec(const struct model_files *files) {
+    return &files->spec;
+}
 
-void model_files_summary(const struct model_files *files, char *types, size_t room, int64_t *parameters) {
-    int64_t counts[DTYPE_COUNT] = {0}, total = 0;
-    size_t used = 0;
+/* By dtype, the values in all. */
+static int64_t tensors_count(const struct model_files *files, int64_t counts[DTYPE_COUNT]) {
+    int64_t total = 0;
+    if (!files->gguf && !files->safetensors) {
+        for (int role = 0; role < ROLE_COUNT; role++) {
+            int64_t rows, cols, times = role < ROLE_FIRST_OF_LAYER ? 1 : files->spec.layers;
+            if (!role_wanted(&files->spec, (enum tensor_role)role)) continue;
+            role_shape(&files->spec, (enum tensor_role)role, &rows, &cols);
+            counts[role_is_matrix((enum tensor_role)role) ? files->shapes_dtype : DTYPE_F32] += times;
+            total += times * rows * cols;
+        }
+        return total;
+    }
     int32_t count = files->gguf ? gguf_tensor_count(files->gguf) : safetensors_tensor_count(files->safetensors);
     for (int32_t i = 0; i < count; i++) {
         const int64_t *shape =
@@ -225,6 +271,13 @@ void model_files_summary(const struct model_files *files, char *types, size_t ro
         counts[files->gguf ? gguf_tensor(files->gguf, i)->dtype : safetensors_tensor(files->safetensors, i)->dtype]++;
         total += shape[0] * shape[1] * shape[2] * shape[3];
     }
+    return total;
+}
+
+void model_files_summary(const struct model_files *files, char *types, size_t room, int64_t *parameters) {
+    int64_t counts[DTYPE_COUNT] = {0};
+    size_t used = 0;
+    *parameters = tensors_count(files, counts);
     if (room > 0) types[0] = '\0';
     for (;;) { /* the most frequent first */
         int best = 0;
@@ -236,5 +289,4 @@ void model_files_summary(const struct model_files *files, char *types, size_t ro
         used += n > 0 ? (size_t)n : 0;
         counts[best] = 0;
     }
-    *parameters = total;
 }

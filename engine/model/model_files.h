@@ -32,8 +32,9 @@ struct model_tensor {
 };
 
 struct model_files {
-    struct gguf *gguf;              /* one of the two */
+    struct gguf *gguf;              /* one of the two; neither: shapes alone */
     struct safetensors *safetensors;
+    enum dtype shapes_dtype;        /* of matrices where there are shapes alone */
     const struct name_map *names;
     char *label; /* file or folder name, for texts */
     struct model_spec spec;
@@ -55,6 +56,8 @@ void model_files_release(const struct model_files *files, const struct model_ten
  * file's name for texts. */
 int gguf_config_read(const struct gguf *gguf, const char *label, struct model_spec *spec, struct err *err);
 int hf_config_read(const char *text, size_t bytes, struct model_spec *spec, struct err *err);
+/* The dtype that a config.json, which hf_config_read has read, names for its weights; bf16 where it names none. */
+int hf_config_dtype(const char *text, size_t bytes, enum dtype *out, struct err *err);
 
 /* Bounds and divisions: after it every product of two sizes fits in 62 bits and nothing that divides is zero. */
 int model_spec_check(const struct model_spec *spec, struct err *err);

@@ -26,10 +26,10 @@ static void info_finish(struct text *text) {
     added_sort(&text->normalized);
 }
 
-static int load(struct text *text, const char *path, struct err *err) {
+static int load(struct text *text, const char *path, bool stand_in, struct err *err) {
     struct stat stat_buf;
     if (stat(path, &stat_buf) != 0) return err_set(err, ERR_NOT_FOUND, "no such file or folder");
-    return S_ISDIR(stat_buf.st_mode) ? text_load_folder(text, path, err) : text_load_gguf(text, path, err);
+    return S_ISDIR(stat_buf.st_mode) ? text_load_folder(text, path, stand_in, err) : text_load_gguf(text, path, err);
 }
 
 static struct text *text_new(void) {
@@ -54,7 +54,7 @@ static int text_done(struct text *text, int code, struct text **out) {
 int text_open(const char *model_path, const struct text_options *options, struct text **out, struct err *err) {
     struct text *text = text_new();
     const char *source = options != NULL ? options->chat_template : NULL;
-    int code = load(text, model_path, err);
+    int code = load(text, model_path, options != NULL && options->stand_in, err);
     if (code == 0 && source != NULL) {
         chat_set_template(text, source, strlen(source));
         if (text->jinja == NULL) { /* asked for by a flag, so it must work */

@@ -16,6 +16,9 @@ struct cJSON;
 
 struct text_options {
     const char *chat_template; /* Jinja source that replaces the model's, or NULL */
+    /* A folder without tokenizer.json gets a stand-in, of as many ids as its config.json says: ids below 256 are the
+     * bytes, every other id is a space. For random weights, where only the numbers of tokens count. */
+    bool stand_in;
 };
 
 /* What generation_config.json asks for where a request says nothing; NaN or -1: not said. */

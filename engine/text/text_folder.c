@@ -44,9 +44,28 @@ static int read_config(const char *folder, const char *name, struct cJSON **out,
     return err_set(err, ERR_INVALID, "%s is no JSON object", name);
 }
 
-static int load_tokenizer(struct text *text, const char *folder, struct err *err) {
+/* See text_options. */
+static int load_stand_in(struct text *text, const char *folder, struct err *err) {
+    struct cJSON *config = NULL;
+    struct bpe_merges none = {0};
+    int64_t vocab = 0;
+    int code = read_config(folder, "config.json", &config, err);
+    if (code == 0) code = json_read_i64(config, "vocab_size", 1, VOCAB_MAX, &vocab, err);
+    cJSON_Delete(config);
+    if (code == 0 && vocab == 0) code = err_set(err, ERR_INVALID, "config.json says no vocab_size");
+    if (code != 0) return code;
+    vocab_init(&text->vocab, (int32_t)vocab);
+    for (int32_t id = 0; id < vocab; id++) vocab_add(&text->vocab, id < 256 ? &(char){(char)id} : " ", 1, 0);
+    vocab_index(&text->vocab);
+    return bpe_init(&text->bpe, &text->vocab, &none, err);
+}
+
+static int load_tokenizer(struct text *text, const char *folder, bool stand_in, struct err *err) {
     struct file_map map;
-    int code = open_file(folder, "tokenizer.json", TOKENIZER_BYTES_MAX, &map, err);
+    struct err missing = {0};
+    int code = open_file(folder, "tokenizer.json", TOKENIZER_BYTES_MAX, &map, &missing);
+    if (code == ERR_NOT_FOUND && stand_in) return load_stand_in(text, folder, err);
+    if (code != 0 && err != NULL) *err = missing;
     if (code != 0) return code;
     code = text_load_json(text, (const char *)map.data, map.bytes, err);
     file_map_close(&map);
@@ -172,8 +191,8 @@ static int load_generation_config(struct text *text, const char *folder, struct 
     return code;
 }
 
-int text_load_folder(struct text *text, const char *path, struct err *err) {
-    int code = load_tokenizer(text, path, err);
+int text_load_folder(struct text *text, const char *path, bool stand_in, struct err *err) {
+    int code = load_tokenizer(text, path, stand_in, err);
     if (code == 0) code = load_tokenizer_config(text, path, err);
     if (code == 0) code = load_generation_config(text, path, err);
     return code;

@@ -30,7 +30,7 @@ struct text {
 
 /* Fill `text`, which is zeroed, from a model. Nothing is freed on error: text_close does. */
 int text_load_gguf(struct text *text, const char *path, struct err *err);
-int text_load_folder(struct text *text, const char *path, struct err *err);
+int text_load_folder(struct text *text, const char *path, bool stand_in, struct err *err);
 
 int text_load_json(struct text *text, const char *data, size_t bytes, struct err *err);
 
