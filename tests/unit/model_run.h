@@ -1,7 +1,10 @@
-/* model_run.h: drives a model the way the scheduler does, with batches written by hand. Tests and tools only. */
+/* model_run.h: drives a model the way the scheduler does, with batches written by hand. Tests and tools only.
+ *
+ * QUIRE_TEST_DEVICE=cuda runs the tests that include it on a GPU; without it they run on the CPU. */
 #ifndef QUIRE_TESTS_MODEL_RUN_H
 #define QUIRE_TESTS_MODEL_RUN_H
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +31,34 @@ struct feed {
     const int32_t *ids; /* [count] */
 };
 
+static inline bool run_on_cuda(void) {
+    const char *device = getenv("QUIRE_TEST_DEVICE");
+    return device && strcmp(device, "cuda") == 0;
+}
+
+/* The device that the tests run on. */
+static inline struct backend_options run_device(int32_t threads, enum cpu_activations activations) {
+    return (struct backend_options){.device = run_on_cuda() ? DEVICE_CUDA : DEVICE_CPU,
+                                    .threads = threads,
+                                    .cpu_activations = activations,
+                                    .cpu_isa = getenv("QUIRE_TEST_ISA"),
+                                    .cuda_kernels = getenv("QUIRE_TEST_KERNELS")};
+}
+
+/* Asked for a GPU where there is none: says so, and the test program ends. */
+static inline bool run_skipped(void) {
+    struct backend_options options = run_device(1, CPU_ACTIVATIONS_F32);
+    struct backend *backend;
+    struct err err = {0};
+    if (!run_on_cuda()) return false;
+    if (backend_open(&options, &backend, &err) == 0) {
+        backend_close(backend);
+        return false;
+    }
+    printf("skipped: no GPU: %s\n", err.text);
+    return true;
+}
+
 static inline int run_open(struct run *r, const char *path, const struct backend_options *backend,
                            const struct model_options *options, struct err *err) {
     *r = (struct run){.limits = options->limits, .pages_total = options->pages_total, .next_page = 1};
@@ -36,7 +67,8 @@ static inline int run_open(struct run *r, const char *path, const struct backend
     r->shared = mem_zalloc((size_t)r->limits.max_num_seqs, sizeof *r->shared);
     arena_init(&r->arena);
     int rc = backend_open(backend, &r->backend, err);
-    if (rc == 0) rc = model_files_open(path, &r->files, err);
+    if (rc == 0 && options->dummy_weights) rc = model_files_open_shapes(path, &r->files, err);
+    if (rc == 0 && !options->dummy_weights) rc = model_files_open(path, &r->files, err);
     return rc ? rc : model_open(r->files, r->backend, options, &r->model, err);
 }
 

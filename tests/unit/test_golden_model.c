@@ -70,12 +70,12 @@ static int read_golden(void **state) {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static bool open_default(struct run *r, enum cpu_activations activations, enum dtype kv) {
+static bool open_default(struct run *r, enum cpu_activations activations, enum dtype kv, bool invariant) {
     char path[512];
     struct err err = {0};
-    struct backend_options backend = {
-        .device = DEVICE_CPU, .cpu_activations = activations, .cpu_isa = getenv("QUIRE_TEST_ISA")};
-    struct model_options options = {.limits = {SLOTS, BUDGET, 1024, 64, kv}, .pages_total = 600};
+    struct backend_options backend = run_device(0, activations);
+    backend.batch_invariant = invariant;
+    struct model_options options = {.limits = {SLOTS, BUDGET, 1024, 64, kv}, .pages_total = 600, .no_stack = invariant};
     if (!model_path(path, sizeof path)) return false;
     if (run_open(r, path, &backend, &options, &err)) fail_msg("%s", err.text);
     return true;
@@ -177,19 +177,23 @@ static void expect_free_paths(const struct verdict *v, double margin) {
 
 static void check_float(enum dtype kv, double tolerance) {
     struct run r;
-    if (!open_default(&r, CPU_ACTIVATIONS_F32, kv)) skip();
+    if (!open_default(&r, CPU_ACTIVATIONS_F32, kv, false)) skip();
     struct verdict v = judge(&r);
     run_close(&r);
     if (!(v.top_worst <= tolerance)) fail_msg("a log-probability is off by %g, allowed are %g", v.top_worst, tolerance);
     expect_free_paths(&v, 0.01);
 }
 
-static void test_f32_activations(void **state) { check_float(DTYPE_F32, 1e-3); }
-static void test_f16_cache(void **state) { check_float(DTYPE_F16, 0.02); }
+static void test_f32_activations(void **state) {
+    check_float(DTYPE_F32, 1e-3);
+}
+static void test_f16_cache(void **state) {
+    check_float(DTYPE_F16, 0.02);
+}
 
 static void test_int8_activations(void **state) {
     struct run r;
-    if (!open_default(&r, CPU_ACTIVATIONS_INT8, DTYPE_F16)) skip();
+    if (!open_default(&r, CPU_ACTIVATIONS_INT8, DTYPE_F16, false)) skip();
     struct verdict v = judge(&r);
     run_close(&r);
     if (!(v.overturned < 0.5)) fail_msg("argmax differs at a margin of %g", v.overturned);
@@ -262,7 +266,7 @@ static void check_warm(struct run *r, const int32_t *ids, const float *alone) {
 static void test_bits(void **state) {
     static float alone[VOCAB];
     struct run r;
-    if (!open_default(&r, CPU_ACTIVATIONS_INT8, DTYPE_F16)) skip();
+    if (!open_default(&r, CPU_ACTIVATIONS_INT8, DTYPE_F16, false)) skip();
     const int32_t *ids = longest()->prompt;
     prefill(&r, 0, ids, LONG - 20, BUDGET);
     for (int32_t t = LONG - 20; t < LONG; t++)
@@ -273,7 +277,58 @@ static void test_bits(void **state) {
     run_close(&r);
 }
 
+/* ---- on a GPU ---------------------------------------------------------------------------------------------------- */
+
+/* bf16 activations and cache over the same quantised weights; tests/golden/README.md has the row. */
+static void cuda_judge(struct run *r, const char *what) {
+    run_restart(r);
+    struct verdict v = judge(r);
+    if (!(v.top_sum / v.top_count <= 0.06))
+        fail_msg("%s: log-probabilities are off by %g in the mean", what, v.top_sum / v.top_count);
+    if (!(v.top_worst <= 0.4)) fail_msg("%s: a log-probability is off by %g", what, v.top_worst);
+    if (!(v.overturned < 0.25)) fail_msg("%s: argmax differs at a margin of %g", what, v.overturned);
+    if (v.equal < v.steps * 0.97) fail_msg("%s: argmax is equal on %d of %d steps only", what, v.equal, v.steps);
+}
+
+static void test_cuda_golden(void **state) {
+    struct run r;
+    struct model_stats stats;
+    if (!open_default(&r, CPU_ACTIVATIONS_F32, DTYPE_BF16, false)) skip();
+    model_set_modes(r.model, false, false);
+    cuda_judge(&r, "op by op");
+    model_set_modes(r.model, true, false);
+    cuda_judge(&r, "recorded");
+    cuda_judge(&r, "replayed");
+    model_stats(r.model, &stats);
+    assert_true(stats.graph_captures > 0 && stats.graph_replays > stats.graph_captures);
+    print_message("stack serves %d rows\n", model_stack_rows(r.model));
+    if (model_stack_rows(r.model) > 0) {
+        model_set_modes(r.model, false, true);
+        cuda_judge(&r, "in one op");
+        model_set_modes(r.model, true, true);
+        cuda_judge(&r, "in one op, recorded");
+        cuda_judge(&r, "in one op, replayed");
+    }
+    run_close(&r);
+}
+
+/* What batch invariance promises: the same bits alone and among 31 others. */
+static void test_cuda_invariant(void **state) {
+    static float alone[VOCAB];
+    struct run r;
+    if (!open_default(&r, CPU_ACTIVATIONS_F32, DTYPE_BF16, true)) skip();
+    const int32_t *ids = longest()->prompt;
+    prefill(&r, 0, ids, LONG - 12, 100);
+    for (int32_t t = LONG - 12; t < LONG; t++)
+        memcpy(alone, step(&r, &(struct feed){0, t, 1, 1, ids + t}, 1), sizeof alone);
+    check_neighbours(&r, ids, alone);
+    run_close(&r);
+}
+
 int main(void) {
+    const struct CMUnitTest cuda[] = {cmocka_unit_test(test_cuda_golden), cmocka_unit_test(test_cuda_invariant)};
+    if (run_skipped()) return 0;
+    if (run_on_cuda()) return cmocka_run_group_tests(cuda, read_golden, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f32_activations),
         cmocka_unit_test(test_f16_cache),

@@ -45,7 +45,7 @@ static inline void rope(const struct reference *ref, double *head, int position)
 }
 
 struct reference_state {
-    double x[TOKENS][128], k[TOKENS][128], v[TOKENS][128], q[128], h[128], out[128], gate[256], up[256];
+    double x[TOKENS][256], k[TOKENS][512], v[TOKENS][512], q[512], h[256], out[512], gate[512], up[512];
 };
 
 static inline void reference_heads(const struct tiny_model *m, const struct reference *ref, double *heads, int count,
