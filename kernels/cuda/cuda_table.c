@@ -45,4 +45,13 @@ const struct device_table cuda_table = {
     .plan_make = cuda_plan_make,
     .attention_bytes = cuda_attention_bytes,
     .plan_step_bytes = cuda_plan_step_bytes,
+    .sample_state_bytes = cuda_sample_state_bytes,
+    .sample_state_open = cuda_sample_state_open,
+    .sample_state_close = cuda_sample_state_close,
+    .sample_last_token = cuda_sample_last_token,
+    .sample_reset = cuda_op_sample_reset,
+    .sample_workspace = cuda_sample_workspace,
+    .sample_pack_bytes = cuda_sample_pack_bytes,
+    .sample_pack = cuda_sample_pack,
+    .sample = cuda_op_sample,
 };

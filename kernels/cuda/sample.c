@@ -128,8 +128,8 @@ static int ids_count(struct backend *backend, struct cuda_sample_state *state, i
         rc = CUDA_TRY(backend, cudaEventSynchronize(state->done[p]), err);
         if (rc) return rc;
         memcpy(piece, ids + at, (size_t)n * sizeof *ids);
-        rc = CUDA_TRY(backend,
-                      sample_count_launch(counts_of(state, slot), piece, n, in_prompt, backend->cuda->stream), err);
+        rc = CUDA_TRY(backend, sample_count_launch(counts_of(state, slot), piece, n, in_prompt, backend->cuda->stream),
+                      err);
         if (rc == 0) rc = CUDA_TRY(backend, cudaEventRecord(state->done[p], backend->cuda->stream), err);
     }
     return rc;
@@ -206,8 +206,7 @@ int cuda_sample_pack(struct backend *backend, const struct sample_pack_args *arg
 /* ---- the op ---------------------------------------------------------------------------------------------------------
  */
 
-#define SEGMENT_BYTES                                                                                                  \
-    (sizeof(struct sample_segment) + sizeof(float) * (2 * SAMPLE_GROUPS_A_SEGMENT + SAMPLE_SEGMENT))
+#define SEGMENT_BYTES (sizeof(struct sample_segment) + sizeof(float) * (2 * SAMPLE_GROUPS_A_SEGMENT + SAMPLE_SEGMENT))
 
 size_t cuda_sample_workspace(const struct backend *backend, int32_t rows_max, int32_t vocab) {
     return (size_t)rows_max * (size_t)segments_of(vocab) * SEGMENT_BYTES + 16; /* to begin at 16 bytes */

@@ -46,13 +46,15 @@ static __device__ struct row_job job_of(const struct sample_launch *launch, int 
     return job;
 }
 
-/* ---- the first pass: a warp, a segment --------------------------------------------------------------------------------
+/* ---- the first pass: a warp, a segment
+ * --------------------------------------------------------------------------------
  */
 
 static __device__ __forceinline__ void copy_store(float *copy, const float (&v)[32]) {
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        *(float4 *)(copy + j * 128 + lane_index() * 4) = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+        *(float4 *)(copy + j * 128 + lane_index() * 4) =
+            make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
 }
 
 /* Adds to the ids of a list that lie in this segment, one after the other, as an id may come twice. */
@@ -89,9 +91,10 @@ static __device__ void segment_change(const struct sample_launch *launch, const 
         __syncwarp();
         const struct sample_bias *bias = (const struct sample_bias *)(head + row->bias_at);
         const int32_t *banned = (const int32_t *)(head + row->banned_at);
-        list_add(copy, segment, row->bias_count, [&](int i) { return bias[i].id; },
-                 [&](int i) { return bias[i].value; });
-        list_add(copy, segment, row->banned_count, [&](int i) { return banned[i]; }, [&](int) { return -INFINITY; });
+        list_add(
+            copy, segment, row->bias_count, [&](int i) { return bias[i].id; }, [&](int i) { return bias[i].value; });
+        list_add(
+            copy, segment, row->banned_count, [&](int i) { return banned[i]; }, [&](int) { return -INFINITY; });
         segment_load(v, copy, 0, SAMPLE_SEGMENT, true);
     }
     if (!job->penalised) return;
@@ -128,8 +131,7 @@ static __device__ __forceinline__ float segment_groups(const float (&v)[32], flo
     for (int j = 0; j < 8; j++) {
         float most = max_nan(max_nan(v[4 * j], v[4 * j + 1]), max_nan(v[4 * j + 2], v[4 * j + 3]));
 #pragma unroll
-        for (int offset = 4; offset; offset >>= 1)
-            most = max_nan(most, __shfl_xor_sync(SAMPLE_FULL, most, offset));
+        for (int offset = 4; offset; offset >>= 1) most = max_nan(most, __shfl_xor_sync(SAMPLE_FULL, most, offset));
         if ((lane_index() & 7) == j) mine = most;
     }
     groups[(lane_index() & 7) * 4 + (lane_index() >> 3)] = mine;
@@ -179,7 +181,8 @@ static __device__ void segment_scan(const struct sample_launch *launch, const st
     if (lane_index() == 0) *(float4 *)&job->segments[segment] = *(float4 *)&out;
 }
 
-/* ---- the last block of a row ------------------------------------------------------------------------------------------
+/* ---- the last block of a row
+ * ------------------------------------------------------------------------------------------
  */
 
 static __device__ struct sample_segment segment_read(const struct row_job *job, int segment) {
@@ -202,7 +205,7 @@ static __device__ int token_choose(struct sample_shared *s, const struct sample_
     if (!isfinite(largest)) return -1;
     if (job->greedy) return (int)first;
     struct row_view view = {job->changed ? job->copy : job->logits, job->groups, launch->vocab, launch->segments,
-                            job->changed || job->aligned, largest, job->scale};
+                            job->changed || job->aligned,           largest,     job->scale};
     for (int i = (int)threadIdx.x; i < launch->segments; i += SAMPLE_THREADS) {
         struct sample_segment segment = segment_read(job, i);
         s->mass[i] = mass_of((double)segment.sum * (double)weight_of(&view, segment.largest));
@@ -232,7 +235,8 @@ static __device__ int top_pick(struct sample_shared *s, const struct row_view *v
     struct row_cuts cuts = {0.0f, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, 1.0}};
     uint32_t key = 0;
     int id = 0x7fffffff;
-    row_cut(s, view, &cuts, (u64)k, [](float x) { return key_of(x); }, [](float) { return (u64)1; }, &key, &id);
+    row_cut(
+        s, view, &cuts, (u64)k, [](float x) { return key_of(x); }, [](float) { return (u64)1; }, &key, &id);
     cuts.key = key, cuts.id = id;
     if (threadIdx.x == 0) s->count = 0;
     __syncthreads();
@@ -246,14 +250,16 @@ static __device__ int top_pick(struct sample_shared *s, const struct row_view *v
 
 /* Log-probabilities of the raw logits, before bias, penalties and temperature. */
 static __device__ __noinline__ void logprobs_fill(struct sample_shared *s, const struct sample_launch *launch,
-                                     const struct row_job *job, int id, struct sample_result *result) {
+                                                  const struct row_job *job, int id, struct sample_result *result) {
     float largest = -INFINITY;
     uint32_t unused = 0;
     for (int i = (int)threadIdx.x; i < launch->segments; i += SAMPLE_THREADS)
         largest = max_nan(largest, segment_read(job, i).raw_largest);
     largest = block_max(s, largest, &unused);
-    struct row_view view = {job->logits, job->changed ? job->raw_groups : job->groups, launch->vocab, launch->segments,
-                            job->aligned, largest, LOG2E};
+    struct row_view view = {job->logits,   job->changed ? job->raw_groups : job->groups,
+                            launch->vocab, launch->segments,
+                            job->aligned,  largest,
+                            LOG2E};
     u64 own = 0;
     for (int i = (int)threadIdx.x; i < launch->segments; i += SAMPLE_THREADS) {
         struct sample_segment segment = segment_read(job, i);
@@ -295,8 +301,8 @@ static __device__ void row_finish(struct sample_shared *s, const struct sample_l
     }
 }
 
-/* Registers: 85 a thread at three blocks an SM, which keep 3 * 256 * 128 bytes = 98 KB in flight on each; the latency of
- * memory times its rate asks for 25 KB. */
+/* Registers: 85 a thread at three blocks an SM, which keep 3 * 256 * 128 bytes = 98 KB in flight on each; the latency
+ * of memory times its rate asks for 25 KB. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 3) sample_rows(const struct sample_launch launch) {
     __shared__ struct sample_shared shared;
     int r = (int)blockIdx.y;
@@ -307,7 +313,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 3) sample_rows(const struct sa
     struct row_job job = job_of(&launch, r);
     int begin = (int)blockIdx.x * SAMPLE_WARPS * launch.segments_a_warp;
     int end = min(launch.segments, begin + SAMPLE_WARPS * launch.segments_a_warp);
-    for (int segment = begin + warp_index(); segment < end; segment += SAMPLE_WARPS) segment_scan(&launch, &job, segment);
+    for (int segment = begin + warp_index(); segment < end; segment += SAMPLE_WARPS)
+        segment_scan(&launch, &job, segment);
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -326,7 +333,8 @@ cudaError_t sample_rows_launch(const struct sample_launch *launch, cudaStream_t 
     return cudaGetLastError();
 }
 
-/* ---- the slots --------------------------------------------------------------------------------------------------------
+/* ---- the slots
+ * --------------------------------------------------------------------------------------------------------
  */
 
 __global__ void sample_count(uint32_t *counts, const int32_t *ids, int count, int in_prompt) {

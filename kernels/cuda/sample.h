@@ -40,7 +40,8 @@ struct sample_device_row {
     struct sample_params params;
     int32_t slot, sample_index, position, logprobs;
     int32_t bias_count, banned_count;
-    uint32_t bias_at, banned_at; /* bytes from the head of the batch: [bias_count] sample_bias, [banned_count] int32_t */
+    uint32_t bias_at,
+        banned_at; /* bytes from the head of the batch: [bias_count] sample_bias, [banned_count] int32_t */
 };
 
 /* The head of a step's rows in step memory: rows_padded rows follow it, then the lists. */

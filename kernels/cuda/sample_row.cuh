@@ -104,7 +104,8 @@ template <class Mass>
 static __device__ int row_find(struct sample_shared *s, const struct row_view *view, const struct block_run *run,
                                u64 target, Mass mass) {
     u64 below;
-    int segment = block_find(s, run, target, [&](int i) { return s->mass[i]; }, &below);
+    int segment = block_find(
+        s, run, target, [&](int i) { return s->mass[i]; }, &below);
     if (segment < 0) return -1;
     int begin = segment * SAMPLE_SEGMENT, count = min(SAMPLE_SEGMENT, view->vocab - begin);
     auto mass_at = [&](int i) { return mass(view->x[begin + i], begin + i); };
@@ -113,7 +114,8 @@ static __device__ int row_find(struct sample_shared *s, const struct row_view *v
     return at < 0 ? begin : begin + at;
 }
 
-/* ---- the digit in which a sum from the top reaches a target -----------------------------------------------------------
+/* ---- the digit in which a sum from the top reaches a target
+ * -----------------------------------------------------------
  */
 
 /* Warp 0's: s->key is the highest digit d where the sum of bins 255..d reaches the target (the lowest that is not empty
@@ -153,7 +155,8 @@ static __device__ __noinline__ float groups_kth(struct sample_shared *s, const s
     uint32_t *keys = (uint32_t *)s->keys, *bins = (uint32_t *)s->histogram, prefix = 0;
     u64 want = (u64)k;
     __syncthreads();
-    for (int g = (int)threadIdx.x; staged && g < groups; g += SAMPLE_THREADS) keys[g] = key_of(__ldcg(view->groups + g));
+    for (int g = (int)threadIdx.x; staged && g < groups; g += SAMPLE_THREADS)
+        keys[g] = key_of(__ldcg(view->groups + g));
     for (int shift = 24; shift >= 0; shift -= 8) {
         bins[threadIdx.x] = 0;
         __syncthreads();
@@ -177,8 +180,8 @@ static __device__ __noinline__ float groups_kth(struct sample_shared *s, const s
  */
 
 /* s->list: the groups for which take(largest) holds, in no order. Returns how many, or -1 for more than fit. */
-template <class Take> static __device__ int groups_list(struct sample_shared *s, const struct row_view *view,
-                                                        Take take) {
+template <class Take>
+static __device__ int groups_list(struct sample_shared *s, const struct row_view *view, Take take) {
     int groups = view->segments * SAMPLE_GROUPS_A_SEGMENT;
     __syncthreads();
     if (threadIdx.x == 0) s->count = 0;
@@ -195,16 +198,16 @@ template <class Take> static __device__ int groups_list(struct sample_shared *s,
 }
 
 /* each(value, id) over the listed groups: 8 lanes a group, four groups under way in each. */
-template <class Each> static __device__ void groups_each(struct sample_shared *s, const struct row_view *view,
-                                                         int count, Each each) {
+template <class Each>
+static __device__ void groups_each(struct sample_shared *s, const struct row_view *view, int count, Each each) {
     const int step = SAMPLE_THREADS / 8;
     for (int i = (int)threadIdx.x >> 3; i < count; i += 4 * step) {
         float v[16];
         int id[4];
 #pragma unroll
         for (int u = 0; u < 4; u++) {
-            id[u] = i + u * step < count ? s->list[i + u * step] * SAMPLE_GROUP + ((int)threadIdx.x & 7) * 4
-                                         : view->vocab;
+            id[u] =
+                i + u * step < count ? s->list[i + u * step] * SAMPLE_GROUP + ((int)threadIdx.x & 7) * 4 : view->vocab;
             if (view->aligned && id[u] + 4 <= view->vocab) {
                 float4 q = *(const float4 *)(view->x + id[u]);
                 v[4 * u] = q.x, v[4 * u + 1] = q.y, v[4 * u + 2] = q.z, v[4 * u + 3] = q.w;
@@ -300,8 +303,9 @@ static __device__ int candidates_typical(struct sample_shared *s, const struct r
 
 /* The draw among sorted keys [count], or -1 where top_p of the row's mass lies beyond them. row_total 0: they are all
  * that min_p and top_k leave. */
-static __device__ __noinline__ int few_draw(struct sample_shared *s, const struct row_view *view, const struct sample_params *p,
-                               int count, u64 row_total, double scale, double uniform) {
+static __device__ __noinline__ int few_draw(struct sample_shared *s, const struct row_view *view,
+                                            const struct sample_params *p, int count, u64 row_total, double scale,
+                                            double uniform) {
     auto mass_by_value = [&](int i) { return mass_of(weight_of(view, candidate_value(s->keys[i]))); };
     u64 below;
     if (p->min_p > 0.0f) {
@@ -391,8 +395,8 @@ static __device__ void row_cut(struct sample_shared *s, const struct row_view *v
     *cut_id = id;
 }
 
-static __device__ __noinline__ int many_draw(struct sample_shared *s, const struct row_view *view, const struct sample_params *p,
-                                double scale, double uniform) {
+static __device__ __noinline__ int many_draw(struct sample_shared *s, const struct row_view *view,
+                                             const struct sample_params *p, double scale, double uniform) {
     struct row_cuts cuts = {p->min_p, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, scale}};
     auto value_key = [&](float x) { return key_of(x); };
     auto mass = [&](float x) { return mass_of(weight_of(view, x)); };
@@ -400,7 +404,8 @@ static __device__ __noinline__ int many_draw(struct sample_shared *s, const stru
     if (p->top_k > 0 && p->top_k < view->vocab) {
         uint32_t key = cuts.key;
         int id = cuts.id;
-        row_cut(s, view, &cuts, (u64)p->top_k, value_key, [](float) { return (u64)1; }, &key, &id);
+        row_cut(
+            s, view, &cuts, (u64)p->top_k, value_key, [](float) { return (u64)1; }, &key, &id);
         cuts.key = key, cuts.id = id;
     }
     if (p->top_p < 1.0f) {
@@ -421,8 +426,9 @@ static __device__ __noinline__ int many_draw(struct sample_shared *s, const stru
         cuts.order.entropy = block_sum_double(s, entropy) / ((double)total * unit_mass());
         uint32_t key = 0;
         int id = 0x7fffffff;
-        row_cut(s, view, &cuts, mass_share(p->typical_p, total),
-                [&](float x) { return typical_key(&cuts.order, view, x); }, mass, &key, &id);
+        row_cut(
+            s, view, &cuts, mass_share(p->typical_p, total), [&](float x) { return typical_key(&cuts.order, view, x); },
+            mass, &key, &id);
         cuts.typical = true;
         cuts.typical_key = key, cuts.typical_id = id;
     }
@@ -434,8 +440,9 @@ static __device__ __noinline__ int many_draw(struct sample_shared *s, const stru
  */
 
 /* From the sums that the first pass left in s->mass (run). */
-static __device__ __noinline__ int row_draw(struct sample_shared *s, const struct row_view *view, const struct sample_params *p,
-                               const struct block_run *run, double uniform) {
+static __device__ __noinline__ int row_draw(struct sample_shared *s, const struct row_view *view,
+                                            const struct sample_params *p, const struct block_run *run,
+                                            double uniform) {
     double scale = (double)(1.0f / fminf(p->temperature, 1e30f));
     bool top_k = p->top_k > 0 && p->top_k < view->vocab, bounded = top_k || p->min_p > 0.0f;
     if (!bounded && p->top_p >= 1.0f && p->typical_p >= 1.0f)

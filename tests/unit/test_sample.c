@@ -10,43 +10,99 @@
 static const struct sample_params plain = {
     .temperature = 1.0f, .top_p = 1.0f, .typical_p = 1.0f, .repetition_penalty = 1.0f};
 
-/* One op_sample of rows packed just before. ERR_INVALID when either refuses. */
-static int sample_launch(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
-                         const struct sample_row *row, int32_t rows, struct sample_result *results, void *workspace,
-                         size_t bytes, struct err *err) {
+/* ---- the op on any backend ------------------------------------------------------------------------------------------
+ */
+
+/* A state and what op_sample works on: device memory for the logits of `rows_max` rows, a workspace, pinned results. */
+struct world {
+    struct backend *backend;
+    struct sample_state *state;
+    int32_t vocab, rows_max;
+    float *logits;
+    void *workspace;
+    struct sample_result *results;
+    struct tensors tensors;
+};
+
+static size_t results_bytes(const struct world *w) {
+    return (size_t)w->rows_max * sizeof *w->results;
+}
+
+static struct world world_open(struct backend *backend, int32_t slots, int32_t vocab) {
+    struct world w = {.backend = backend, .vocab = vocab, .rows_max = slots, .tensors = {.backend = backend}};
+    void *results = NULL;
+    TEST_ERR_PASS(sample_state_open(backend, slots, vocab, &w.state, err));
+    w.logits = tensor_bytes(&w.tensors, (size_t)slots * (size_t)vocab * sizeof(float));
+    w.workspace = tensor_filled(&w.tensors, sample_workspace_bytes(backend, slots, vocab));
+    TEST_ERR_PASS(backend_alloc(backend, MEMORY_PINNED, results_bytes(&w), &results, err));
+    w.results = results;
+    return w;
+}
+
+static void world_close(struct world *w) {
+    backend_free(w->backend, MEMORY_PINNED, w->results, results_bytes(w));
+    sample_state_close(w->backend, w->state);
+    tensors_free(&w->tensors);
+}
+
+/* Packs rows in a step of their own and issues op_sample. ERR_INVALID when either refuses. */
+static int rows_issue(struct world *w, const struct sample_row *row, int32_t rows, int32_t rows_padded,
+                      struct err *err) {
     struct arena arena;
-    struct sample_pack_args pack = {.state = state, .row = row, .rows = rows, .rows_padded = rows, .results = results};
-    struct op_sample_args args = {state, logits, vocab, vocab, NULL, workspace, bytes};
+    struct sample_pack_args pack = {.state = w->state,
+                                    .row = row,
+                                    .rows = rows,
+                                    .rows_padded = rows_padded,
+                                    .dummy_slot = w->rows_max - 1,
+                                    .results = w->results};
+    struct op_sample_args args = {w->state,
+                                  w->logits,
+                                  w->vocab,
+                                  w->vocab,
+                                  NULL,
+                                  w->workspace,
+                                  sample_workspace_bytes(w->backend, w->rows_max, w->vocab)};
     arena_init(&arena);
-    int rc = sample_pack(backend, &pack, &arena, &args.batch, err);
-    if (rc == 0) rc = op_sample(backend, &args, err);
+    int rc = backend_step_begin(w->backend, err);
+    if (rc == 0) {
+        rc = sample_pack(w->backend, &pack, &arena, &args.batch, err);
+        int committed = backend_step_commit(w->backend, rc ? NULL : err);
+        if (rc == 0) rc = committed;
+    }
+    if (rc == 0) rc = op_sample(w->backend, &args, err);
     arena_deinit(&arena);
     return rc;
 }
 
-/* One op_sample with a workspace of its own. */
-static void sample_rows(struct backend *backend, struct sample_state *state, const float *logits, int32_t vocab,
-                        const struct sample_row *row, int32_t rows, struct sample_result *results) {
-    size_t bytes = sample_workspace_bytes(backend, rows, vocab);
-    void *workspace = NULL;
-    TEST_ERR_PASS(backend_alloc(backend, MEMORY_WORKSPACE, bytes, &workspace, err));
-    memset(workspace, 0xff, bytes);
-    memset(results, 0x55, (size_t)rows * sizeof *results);
-    TEST_ERR_PASS(sample_launch(backend, state, logits, vocab, row, rows, results, workspace, bytes, err));
-    backend_free(backend, MEMORY_WORKSPACE, workspace, bytes);
+static void logits_set(struct world *w, const float *logits, int64_t count) {
+    TEST_ERR_PASS(backend_upload(w->backend, w->logits, logits, (size_t)count * sizeof *logits, err));
 }
 
-static struct sample_result sample_one(struct backend *backend, struct sample_state *state, const float *logits,
-                                       int32_t vocab, const struct sample_row *row) {
+/* From the logits that are set. */
+static void rows_draw(struct world *w, const struct sample_row *row, int32_t rows, struct sample_result *results) {
+    memset(w->results, 0x55, results_bytes(w));
+    TEST_ERR_PASS(rows_issue(w, row, rows, rows, err));
+    TEST_ERR_PASS(backend_sync(w->backend, err));
+    memcpy(results, w->results, (size_t)rows * sizeof *results);
+}
+
+static void sample_rows(struct world *w, const float *logits, const struct sample_row *row, int32_t rows,
+                        struct sample_result *results) {
+    logits_set(w, logits, (int64_t)rows * w->vocab);
+    rows_draw(w, row, rows, results);
+}
+
+static struct sample_result sample_one(struct world *w, const float *logits, const struct sample_row *row) {
     struct sample_result result;
-    sample_rows(backend, state, logits, vocab, row, 1, &result);
+    sample_rows(w, logits, row, 1, &result);
     return result;
 }
 
-static struct sample_state *state_open(struct backend *backend, int32_t slots, int32_t vocab) {
-    struct sample_state *state = NULL;
-    TEST_ERR_PASS(sample_state_open(backend, slots, vocab, &state, err));
-    return state;
+static int32_t last_token(struct world *w, int32_t slot) {
+    int32_t id = -2;
+    TEST_ERR_PASS(
+        backend_download(w->backend, &id, sample_state_last_token(w->backend, w->state) + slot, sizeof id, err));
+    return id;
 }
 
 /* ---- the reference -------------------------------------------------------------------------------------------------
@@ -111,30 +167,32 @@ static void reference(const double *z, int32_t vocab, const struct sample_params
 /* Draws many times and compares with the reference: nothing outside the kept set, and chi-square within 5 deviations.
  */
 static void distribution_case(struct backend *backend, int32_t vocab, double spread, struct sample_params params) {
-    enum { ROWS = 64, ROUNDS = 320 };
+    enum { ROWS = 64 };
+    const int32_t rounds = test_quick() ? 40 : 320;
     uint64_t seed = (uint64_t)vocab + 17;
-    struct sample_state *state = state_open(backend, ROWS, vocab);
+    struct world w = world_open(backend, ROWS, vocab);
     float *one = random_values(&seed, vocab, spread), *logits = zeros((int64_t)ROWS * vocab, sizeof *logits);
     double *z = zeros(vocab, sizeof *z), *p = zeros(vocab, sizeof *p);
     int32_t *drawn = zeros(vocab, sizeof *drawn);
     for (int32_t r = 0; r < ROWS; r++) memcpy(logits + (int64_t)r * vocab, one, (size_t)vocab * sizeof *one);
     for (int32_t i = 0; i < vocab; i++) z[i] = one[i];
     reference(z, vocab, &params, p);
+    logits_set(&w, logits, (int64_t)ROWS * vocab);
     struct sample_row rows[ROWS];
     struct sample_result results[ROWS];
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         for (int32_t r = 0; r < ROWS; r++) {
             params.seed = (uint64_t)r * 0x100000001u; /* both halves of the seed count */
             rows[r] = (struct sample_row){
                 .params = params, .slot = r, .sample_index = round % 3, .position = round, .logprobs = -1};
         }
-        sample_rows(backend, state, logits, vocab, rows, ROWS, results);
+        rows_draw(&w, rows, ROWS, results);
         for (int32_t r = 0; r < ROWS; r++) {
             assert_in_range(results[r].id, 0, vocab - 1);
             drawn[results[r].id]++;
         }
     }
-    double chi = 0.0, rest_expected = 0.0, rest_drawn = 0.0, total = ROWS * ROUNDS;
+    double chi = 0.0, rest_expected = 0.0, rest_drawn = 0.0, total = ROWS * rounds;
     int32_t cells = 0;
     for (int32_t i = 0; i < vocab; i++) {
         if (p[i] == 0.0 && drawn[i]) fail_msg("id %d was drawn and should have been filtered", i);
@@ -152,7 +210,7 @@ static void distribution_case(struct backend *backend, int32_t vocab, double spr
     }
     if (cells > 1 && chi > cells - 1 + 5.0 * sqrt(2.0 * (cells - 1)) + 5.0)
         fail_msg("chi-square %.1f over %d cells, vocabulary %d", chi, cells, vocab);
-    sample_state_close(backend, state);
+    world_close(&w);
     free(one), free(logits), free(z), free(p), free(drawn);
 }
 
@@ -178,7 +236,7 @@ static void distribution_all(struct backend *backend) {
 }
 
 static void test_distribution(void **state) {
-    for_each_isa(distribution_all);
+    for_each_backend(distribution_all);
 }
 
 /* ---- every processor, id for id -------------------------------------------------------------------------------------
@@ -248,8 +306,8 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
     for (int32_t i = 0; i < vocab; i++) z[i] = logits[i];
     for (int32_t i = 0; i < row.bias_count; i++) z[ids[i]] += (double)bias[i];
     for (int32_t i = 0; i < row.banned_count; i++) z[banned[i]] = -INFINITY;
-    struct sample_state *state = state_open(backend, 2, vocab);
-    struct op_sample_reset_args reset = {state, 1, true, prompt, output, PROMPT, OUTPUT - 1};
+    struct world w = world_open(backend, 2, vocab);
+    struct op_sample_reset_args reset = {w.state, 1, true, prompt, output, PROMPT, OUTPUT - 1};
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
     /* The last output token is drawn by the op itself, so that its count is the op's. */
     struct sample_row force = {.params = plain,
@@ -258,10 +316,10 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
                                .bias_ids = &output[OUTPUT - 1],
                                .bias = (float[]){1000.0f},
                                .bias_count = 1};
-    assert_int_equal(sample_one(backend, state, logits, vocab, &force).id, output[OUTPUT - 1]);
-    assert_int_equal(sample_state_last_token(backend, state)[1], output[OUTPUT - 1]);
+    assert_int_equal(sample_one(&w, logits, &force).id, output[OUTPUT - 1]);
+    assert_int_equal(last_token(&w, 1), output[OUTPUT - 1]);
     penalise(z, vocab, &params, prompt, PROMPT, output, OUTPUT);
-    struct sample_result got = sample_one(backend, state, logits, vocab, &row);
+    struct sample_result got = sample_one(&w, logits, &row);
     int32_t want = 0;
     if (params.temperature < SAMPLE_GREEDY_BELOW) {
         for (int32_t i = 1; i < vocab; i++)
@@ -276,19 +334,20 @@ static void processors_round(struct backend *backend, uint64_t *seed, int32_t *c
         }
     }
     assert_int_equal(got.top_count, 0);
-    sample_state_close(backend, state);
+    world_close(&w);
     free(logits), free(z), free(p);
 }
 
 static void processors_all(struct backend *backend) {
     uint64_t seed = 11;
     int32_t compared = 0;
-    for (int round = 0; round < 200; round++) processors_round(backend, &seed, &compared);
-    assert_true(compared > 180);
+    const int32_t rounds = test_quick() ? 20 : 200;
+    for (int round = 0; round < rounds; round++) processors_round(backend, &seed, &compared);
+    assert_true(compared > rounds * 9 / 10);
 }
 
 static void test_processors(void **state) {
-    for_each_isa(processors_all);
+    for_each_backend(processors_all);
 }
 
 /* ---- log-probabilities ----------------------------------------------------------------------------------------------
@@ -306,12 +365,12 @@ static void logprobs_case(struct backend *backend, int32_t vocab, bool ties) {
         sum += exp((double)logits[i]);
     }
     qsort(e, (size_t)vocab, sizeof *e, entry_compare);
-    struct sample_state *state = state_open(backend, 1, vocab);
+    struct world w = world_open(backend, 1, vocab);
     for (int32_t k = 0; k <= SAMPLE_LOGPROBS_MAX; k++) {
         struct sample_row row = {.params = params_of(2.0f, 0, 1.0f, 0.0f, 1.0f), .logprobs = k, .position = k};
         row.bias_ids = (int32_t[]){3}, row.bias = (float[]){5.0f},
         row.bias_count = k % 2; /* not in log-probabilities */
-        struct sample_result got = sample_one(backend, state, logits, vocab, &row);
+        struct sample_result got = sample_one(&w, logits, &row);
         int32_t want_count = k < vocab ? k : vocab, rank = 1;
         for (int32_t i = 0; i < vocab; i++) rank += logits[i] > logits[got.id];
         assert_int_equal(got.rank, rank);
@@ -322,7 +381,7 @@ static void logprobs_case(struct backend *backend, int32_t vocab, bool ties) {
             expect_close("top", i, got.top_logprobs[i], e[i].order - log(sum), 3e-6);
         }
     }
-    sample_state_close(backend, state);
+    world_close(&w);
     free(logits), free(e);
 }
 
@@ -334,45 +393,127 @@ static void logprobs_all(struct backend *backend) {
 }
 
 static void test_logprobs(void **state) {
-    for_each_isa(logprobs_all);
+    for_each_backend(logprobs_all);
 }
 
 /* ---- independence ---------------------------------------------------------------------------------------------------
  */
 
-/* The same rows in another order, alone, and on other numbers of threads give the same tokens. */
-static void test_independence(void **unused) {
-    enum { ROWS = 40, VOCAB = 2000 };
+static void result_expect_same(const struct sample_result *a, const struct sample_result *b) {
+    assert_int_equal(a->id, b->id);
+    assert_int_equal(a->rank, b->rank);
+    assert_int_equal(a->top_count, b->top_count);
+    assert_memory_equal(&a->logprob, &b->logprob, sizeof a->logprob);
+    if (a->top_count <= 0) return;
+    assert_memory_equal(a->top_ids, b->top_ids, (size_t)a->top_count * sizeof *a->top_ids);
+    assert_memory_equal(a->top_logprobs, b->top_logprobs, (size_t)a->top_count * sizeof *a->top_logprobs);
+}
+
+enum { INDEPENDENT_ROWS = 40, INDEPENDENT_VOCAB = 5000 };
+
+/* Rows of every kind of sampling, their logits beside them. */
+static float *independent_rows(struct sample_row *rows) {
     uint64_t seed = 21;
-    float *logits = random_values(&seed, ROWS * VOCAB, 2.0), *shuffled = zeros(ROWS * VOCAB, sizeof *shuffled);
-    struct sample_row rows[ROWS], moved[ROWS];
-    struct sample_result first[ROWS], second[ROWS];
-    for (int32_t r = 0; r < ROWS; r++) {
+    for (int32_t r = 0; r < INDEPENDENT_ROWS; r++) {
         rows[r] = (struct sample_row){.slot = r, .sample_index = r % 2, .position = 100 + r, .logprobs = r % 4 - 1};
-        rows[r].params = params_of((float)(r % 5) * 0.4f, r % 3 ? 0 : 20, r % 2 ? 0.9f : 1.0f, 0.0f, 1.0f);
+        rows[r].params =
+            params_of((float)(r % 5) * 0.4f, r % 3 ? 0 : 20, r % 2 ? 0.9f : 1.0f, 0.0f, r % 7 ? 1.0f : 0.8f);
         rows[r].params.seed = (uint64_t)r * 77;
     }
+    return random_values(&seed, INDEPENDENT_ROWS * INDEPENDENT_VOCAB, 2.0);
+}
+
+/* The same rows in another order, alone, and with padded rows behind them give the same results, bit for bit; `first`
+ * is filled from the first backend that comes here with id -2 in it. */
+static void independence_check(struct backend *backend, struct sample_result *first) {
+    enum { ROWS = INDEPENDENT_ROWS, VOCAB = INDEPENDENT_VOCAB };
+    struct sample_row rows[ROWS], moved[ROWS];
+    struct sample_result second[ROWS];
+    float *logits = independent_rows(rows), *shuffled = zeros(ROWS * VOCAB, sizeof *shuffled);
+    struct world w = world_open(backend, ROWS + 1, VOCAB);
+    if (first[0].id == -2) sample_rows(&w, logits, rows, ROWS, first);
+    for (int32_t r = 0; r < ROWS; r++) {
+        int32_t to = (r * 7 + 3) % ROWS;
+        moved[to] = rows[r];
+        memcpy(shuffled + to * VOCAB, logits + r * VOCAB, VOCAB * sizeof *logits);
+    }
+    sample_rows(&w, shuffled, moved, ROWS, second);
+    for (int32_t r = 0; r < ROWS; r++) {
+        struct sample_result alone = sample_one(&w, logits + r * VOCAB, &rows[r]);
+        result_expect_same(&first[r], &second[(r * 7 + 3) % ROWS]);
+        result_expect_same(&first[r], &alone);
+    }
+    logits_set(&w, logits, ROWS * VOCAB);
+    memset(w.results, 0x55, results_bytes(&w));
+    TEST_ERR_PASS(rows_issue(&w, rows, 5, ROWS, err));
+    TEST_ERR_PASS(backend_sync(backend, err));
+    for (int32_t r = 0; r < 5; r++) result_expect_same(&first[r], &w.results[r]);
+    assert_int_equal(w.results[5].id, 0x55555555); /* of padded rows nothing is written */
+    assert_in_range(last_token(&w, ROWS), 0, VOCAB - 1);
+    world_close(&w);
+    free(logits), free(shuffled);
+}
+
+static void independence_all(struct backend *backend) {
+    struct sample_result first[INDEPENDENT_ROWS] = {{.id = -2}};
+    independence_check(backend, first);
+}
+
+static void test_independence(void **unused) {
+    struct sample_result first[INDEPENDENT_ROWS] = {{.id = -2}};
+    for_each_backend(independence_all);
     for (int32_t threads = 1; threads <= 20; threads += threads < 3 ? 1 : 17) {
         struct backend *backend = backend_for(CPU_ISA_PORTABLE, threads);
-        struct sample_state *state = state_open(backend, ROWS, VOCAB);
-        if (threads == 1) sample_rows(backend, state, logits, VOCAB, rows, ROWS, first);
-        for (int32_t r = 0; r < ROWS; r++) {
-            int32_t to = (r * 7 + 3) % ROWS;
-            moved[to] = rows[r];
-            memcpy(shuffled + to * VOCAB, logits + r * VOCAB, VOCAB * sizeof *logits);
-        }
-        sample_rows(backend, state, shuffled, VOCAB, moved, ROWS, second);
-        for (int32_t r = 0; r < ROWS; r++) {
-            struct sample_result alone = sample_one(backend, state, logits + r * VOCAB, VOCAB, &rows[r]);
-            const struct sample_result *other = &second[(r * 7 + 3) % ROWS];
-            assert_int_equal(first[r].id, other->id);
-            assert_int_equal(first[r].id, alone.id);
-            assert_true(first[r].logprob == other->logprob && first[r].logprob == alone.logprob);
-        }
-        sample_state_close(backend, state);
+        TEST_ERR_PASS(backend_step_open(backend, TEST_STEP_BYTES, err));
+        independence_check(backend, first);
         backend_close(backend);
     }
-    free(logits), free(shuffled);
+}
+
+/* A graph recorded with some rows replays with others: the parameters, the number of rows, lists and the place of the
+ * results are those of the step being replayed. */
+static void graph_all(struct backend *backend) {
+    enum { ROWS = INDEPENDENT_ROWS, VOCAB = INDEPENDENT_VOCAB, PADDED = 16 };
+    if (!backend_info(backend)->graphs) return;
+    struct sample_row rows[ROWS];
+    struct sample_result want[ROWS];
+    float *logits = independent_rows(rows);
+    struct world w = world_open(backend, ROWS, VOCAB);
+    struct graph *graph = NULL;
+    rows[3].banned = (int32_t[]){1, 2, 3};
+    rows[3].banned_count = 3;
+    sample_rows(&w, logits, rows, ROWS, want);
+    for (int32_t begin = 0; begin < ROWS; begin += 11) {
+        struct arena arena;
+        int32_t n = ROWS - begin < 11 ? ROWS - begin : 11;
+        struct sample_pack_args pack = {w.state, rows + begin, n, PADDED, 0, w.results + begin};
+        struct op_sample_args args = {
+            w.state, w.logits, VOCAB, VOCAB, NULL, w.workspace, sample_workspace_bytes(backend, ROWS, VOCAB)};
+        arena_init(&arena);
+        logits_set(&w, logits + begin * VOCAB, n * VOCAB);
+        TEST_ERR_PASS(backend_step_begin(backend, err));
+        TEST_ERR_PASS(sample_pack(backend, &pack, &arena, &args.batch, err));
+        TEST_ERR_PASS(backend_step_commit(backend, err));
+        if (!graph) {
+            TEST_ERR_PASS(backend_graph_begin(backend, err));
+            TEST_ERR_PASS(op_sample(backend, &args, err));
+            TEST_ERR_PASS(backend_graph_end(backend, &graph, err));
+        }
+        memset(w.results, 0x55, results_bytes(&w));
+        TEST_ERR_PASS(backend_graph_launch(backend, graph, err));
+        TEST_ERR_PASS(backend_sync(backend, err));
+        for (int32_t r = begin; r < begin + n; r++) result_expect_same(&want[r], &w.results[r]);
+        for (int32_t r = 0; r < ROWS; r++)
+            if (r < begin || r >= begin + n) assert_int_equal(w.results[r].id, 0x55555555);
+        arena_deinit(&arena);
+    }
+    backend_graph_free(backend, graph);
+    world_close(&w);
+    free(logits);
+}
+
+static void test_graph(void **unused) {
+    for_each_backend(graph_all);
 }
 
 /* ---- edges ----------------------------------------------------------------------------------------------------------
@@ -380,34 +521,34 @@ static void test_independence(void **unused) {
 
 static void edges_all(struct backend *backend) {
     enum { VOCAB = 1100 };
-    struct sample_state *state = state_open(backend, 1, VOCAB);
+    struct world w = world_open(backend, 1, VOCAB);
     float logits[VOCAB];
     struct sample_row greedy = {.params = params_of(0.0f, 0, 1.0f, 0.0f, 1.0f), .logprobs = -1};
     struct sample_row drawn = {.params = plain, .logprobs = -1};
     for (int i = 0; i < VOCAB; i++) logits[i] = i % 10 == 7 ? 2.0f : 1.0f;
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 7); /* the lowest among equals */
+    assert_int_equal(sample_one(&w, logits, &greedy).id, 7); /* the lowest among equals */
     greedy.banned = (int32_t[]){7, 17};
     greedy.banned_count = 2;
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 27);
+    assert_int_equal(sample_one(&w, logits, &greedy).id, 27);
     greedy.banned_count = 0;
     greedy.params.top_p = 0.01f; /* filters do not move the greedy token */
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 7);
+    assert_int_equal(sample_one(&w, logits, &greedy).id, 7);
 
     drawn.params = params_of(1.0f, 1, 1.0f, 0.0f, 1.0f); /* top_k 1 among equals: the lowest id */
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+    assert_int_equal(sample_one(&w, logits, &drawn).id, 7);
     drawn.params = params_of(1.0f, 0, 1e-6f, 0.0f, 1.0f);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+    assert_int_equal(sample_one(&w, logits, &drawn).id, 7);
     drawn.params = params_of(1e-4f, 0, 1.0f, 0.0f, 1.0f); /* cold: only the largest have weight */
     for (drawn.position = 0; drawn.position < 50; drawn.position++)
-        assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id % 10, 7);
+        assert_int_equal(sample_one(&w, logits, &drawn).id % 10, 7);
     drawn.params = params_of(3e38f, 0, 1.0f, 0.0f, 1.0f); /* hot: flat, banned ids still are */
     drawn.banned = (int32_t[]){7};
     drawn.banned_count = 1;
     for (drawn.position = 0; drawn.position < 200; drawn.position++)
-        assert_int_not_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 7);
+        assert_int_not_equal(sample_one(&w, logits, &drawn).id, 7);
     drawn.params.top_p = 0.5f;
     for (drawn.position = 0; drawn.position < 50; drawn.position++)
-        assert_in_range(sample_one(backend, state, logits, VOCAB, &drawn).id, 0, VOCAB - 1);
+        assert_in_range(sample_one(&w, logits, &drawn).id, 0, VOCAB - 1);
     drawn.banned_count = 0;
 
     const float bad[] = {NAN, INFINITY};
@@ -415,101 +556,241 @@ static void edges_all(struct backend *backend) {
         for (int at = 0; at < VOCAB; at += 1099) {
             float was = logits[at];
             logits[at] = bad[b];
-            assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, -1);
-            assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, -1);
-            assert_int_equal(sample_state_last_token(backend, state)[0], 0);
+            assert_int_equal(sample_one(&w, logits, &greedy).id, -1);
+            assert_int_equal(sample_one(&w, logits, &drawn).id, -1);
+            assert_int_equal(last_token(&w, 0), 0);
             struct sample_row banned = greedy; /* not hidden by a ban */
             banned.banned = (int32_t[]){at};
             banned.banned_count = 1;
             banned.logprobs = 5;
-            struct sample_result result = sample_one(backend, state, logits, VOCAB, &banned);
+            struct sample_result result = sample_one(&w, logits, &banned);
             assert_int_equal(result.id, -1);
             assert_int_equal(result.top_count, 0);
             logits[at] = was;
         }
     }
     for (int i = 0; i < VOCAB; i++) logits[i] = -INFINITY;
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, -1);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, -1);
+    assert_int_equal(sample_one(&w, logits, &greedy).id, -1);
+    assert_int_equal(sample_one(&w, logits, &drawn).id, -1);
     logits[1050] = -3e38f; /* one finite value is enough */
     drawn.params = params_of(1.0f, 30, 0.9f, 0.0f, 0.9f);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &greedy).id, 1050);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &drawn).id, 1050);
-    sample_state_close(backend, state);
+    assert_int_equal(sample_one(&w, logits, &greedy).id, 1050);
+    assert_int_equal(sample_one(&w, logits, &drawn).id, 1050);
+    world_close(&w);
 }
 
 static void test_edges(void **state) {
-    for_each_isa(edges_all);
+    for_each_backend(edges_all);
 }
 
 /* Reset forgets, and a slot that does not track has no penalties. */
-static void test_reset(void **unused) {
+static void reset_all(struct backend *backend) {
     enum { VOCAB = 100 };
-    struct backend *backend = backend_for(CPU_ISA_PORTABLE, 1);
-    struct sample_state *state = state_open(backend, 2, VOCAB);
+    struct world w = world_open(backend, 2, VOCAB);
     float logits[VOCAB] = {0};
     logits[10] = 1.0f, logits[20] = 0.9f;
     struct sample_row row = {.params = plain, .slot = 1, .logprobs = -1};
     row.params.temperature = 0.0f;
     row.params.presence_penalty = 0.5f;
-    struct op_sample_reset_args reset = {state, 1, true, NULL, (int32_t[]){10}, 0, 1};
+    struct op_sample_reset_args reset = {w.state, 1, true, NULL, (int32_t[]){10}, 0, 1};
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 20);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10); /* 0.5 against 0.4 */
+    assert_int_equal(sample_one(&w, logits, &row).id, 20);
+    assert_int_equal(sample_one(&w, logits, &row).id, 10); /* 0.5 against 0.4 */
     reset.output_count = 0;
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
-    assert_int_equal(sample_state_last_token(backend, state)[1], 0);
-    assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10);
+    assert_int_equal(last_token(&w, 1), 0);
+    assert_int_equal(sample_one(&w, logits, &row).id, 10);
     reset.track = false;
     TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
-    for (int i = 0; i < 3; i++) assert_int_equal(sample_one(backend, state, logits, VOCAB, &row).id, 10);
+    for (int i = 0; i < 3; i++) assert_int_equal(sample_one(&w, logits, &row).id, 10);
     struct err refused = {0};
     reset.slot = 2;
     assert_int_equal(op_sample_reset(backend, &reset, &refused), ERR_INVALID);
-    reset = (struct op_sample_reset_args){state, 0, true, (int32_t[]){VOCAB}, NULL, 1, 0};
+    reset = (struct op_sample_reset_args){w.state, 0, true, (int32_t[]){VOCAB}, NULL, 1, 0};
     assert_int_equal(op_sample_reset(backend, &reset, &refused), ERR_INVALID);
-    sample_state_close(backend, state);
-    backend_close(backend);
+    world_close(&w);
 }
 
-static void test_contract(void **unused) {
+static void test_reset(void **state) {
+    for_each_backend(reset_all);
+}
+
+/* Ids of any length are counted in, however many pieces they take, before the ops behind the reset. */
+static void long_prompt_all(struct backend *backend) {
+    enum { VOCAB = 1000, PROMPT = 300000, OUTPUT = 20000 };
+    struct world w = world_open(backend, 1, VOCAB);
+    int32_t *prompt = zeros(PROMPT, sizeof *prompt), *output = zeros(OUTPUT, sizeof *output);
+    float *logits = zeros(VOCAB, sizeof *logits);
+    struct sample_row row = {.params = plain, .logprobs = -1};
+    row.params.temperature = 0.0f;
+    row.params.repetition_penalty = 2.0f;
+    row.params.frequency_penalty = 0.001f;
+    for (int i = 0; i < VOCAB; i++) logits[i] = 1000.0f;
+    for (int i = 0; i < PROMPT; i++) prompt[i] = i == PROMPT - 1 ? 0 : 2 + i % (VOCAB - 2);
+    for (int i = 0; i < OUTPUT; i++) output[i] = i == OUTPUT - 1 ? 1 : 2 + i % 7;
+    for (int round = 0; round < 3; round++) {
+        struct op_sample_reset_args reset = {w.state, 0, true, prompt, output, PROMPT - (round == 0), OUTPUT};
+        TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+        if (round == 0) { /* 0 is the only one that no list names */
+            assert_int_equal(sample_one(&w, logits, &row).id, 0);
+            continue;
+        }
+        row.params.repetition_penalty = round == 1 ? 1.0f : 2.0f; /* then 0 is in the prompt alone, never drawn */
+        assert_int_equal(sample_one(&w, logits, &row).id, 0);
+        assert_int_equal(sample_one(&w, logits, &row).id, 9); /* 0 has now been drawn once, 9 never */
+    }
+    world_close(&w);
+    free(prompt), free(output), free(logits);
+}
+
+static void test_long_prompt(void **state) {
+    for_each_backend(long_prompt_all);
+}
+
+static void contract_all(struct backend *backend) {
     enum { VOCAB = 8 };
-    struct backend *backend = backend_for(CPU_ISA_PORTABLE, 1);
-    struct sample_state *state = state_open(backend, 1, VOCAB);
-    float logits[VOCAB] = {0}, workspace[4096];
-    struct sample_result result;
+    struct world w = world_open(backend, 1, VOCAB);
+    float logits[VOCAB] = {0};
     struct sample_row row = {.params = plain};
     struct err refused = {0};
-    assert_int_equal(
-        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused), 0);
+    logits_set(&w, logits, VOCAB);
+    assert_int_equal(rows_issue(&w, &row, 1, 1, &refused), 0);
     const struct sample_params wrong[] = {params_of(NAN, 0, 1, 0, 1),      params_of(-1, 0, 1, 0, 1),
                                           params_of(INFINITY, 0, 1, 0, 1), params_of(1, -1, 1, 0, 1),
                                           params_of(1, 0, 0, 0, 1),        params_of(1, 0, NAN, 0, 1),
                                           params_of(1, 0, 1, 2, 1),        params_of(1, 0, 1, 0, 0)};
     for (size_t i = 0; i < COUNT(wrong); i++) {
         row.params = wrong[i];
-        assert_int_equal(
-            sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
-            ERR_INVALID);
+        assert_int_equal(rows_issue(&w, &row, 1, 1, &refused), ERR_INVALID);
     }
     row.params = plain;
     row.logprobs = SAMPLE_LOGPROBS_MAX + 1;
-    assert_int_equal(
-        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
-        ERR_INVALID);
+    assert_int_equal(rows_issue(&w, &row, 1, 1, &refused), ERR_INVALID);
     row.logprobs = -1;
     row.banned = (int32_t[]){VOCAB};
     row.banned_count = 1;
-    assert_int_equal(
-        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
-        ERR_INVALID);
+    assert_int_equal(rows_issue(&w, &row, 1, 1, &refused), ERR_INVALID);
     row.banned_count = 0;
     row.slot = 1;
-    assert_int_equal(
-        sample_launch(backend, state, logits, VOCAB, &row, 1, &result, workspace, sizeof workspace, &refused),
-        ERR_INVALID);
-    sample_state_close(backend, state);
-    backend_close(backend);
+    assert_int_equal(rows_issue(&w, &row, 1, 1, &refused), ERR_INVALID);
+    world_close(&w);
+}
+
+static void test_contract(void **state) {
+    for_each_backend(contract_all);
+}
+
+/* ---- CUDA against the CPU
+ * ---------------------------------------------------------------------------------------------
+ */
+
+/* A row of one of several shapes: normal, flat with many equals, peaked over a long tail. */
+static void row_logits(uint64_t *seed, float *x, int32_t vocab) {
+    int32_t shape = random_below(seed, 4);
+    for (int32_t i = 0; i < vocab; i++) {
+        x[i] = random_normal(seed, shape == 3 ? 0.2 : 3.0);
+        if (shape == 1) x[i] = floorf(x[i] * 0.5f);
+    }
+    for (int32_t i = 0; shape == 2 && i < 40; i++) x[random_below(seed, vocab)] += 12.0f + random_normal(seed, 3.0);
+}
+
+static void row_params(uint64_t *seed, struct sample_row *row) {
+    static const float temperatures[] = {0.0f, 0.2f, 0.7f, 1.0f, 1.5f, 5.0f};
+    static const int32_t ks[] = {0, 0, 0, 1, 20, 50, 1000, 3000};
+    static const float ps[] = {1.0f, 1.0f, 0.9f, 0.95f, 0.5f, 0.999f};
+    row->params =
+        params_of(temperatures[random_below(seed, 6)], ks[random_below(seed, 8)], ps[random_below(seed, 6)],
+                  random_below(seed, 4) ? 0.0f : 0.05f * (float)random_unit(seed), random_below(seed, 6) ? 1.0f : 0.8f);
+    if (random_below(seed, 3) == 0) {
+        row->params.repetition_penalty = 1.2f;
+        row->params.presence_penalty = 0.3f;
+        row->params.frequency_penalty = -0.1f;
+    }
+    row->params.seed = random_next(seed);
+    row->position = random_below(seed, 100000);
+    row->sample_index = random_below(seed, 3);
+    row->logprobs = random_below(seed, 2) ? -1 : random_below(seed, SAMPLE_LOGPROBS_MAX + 1);
+}
+
+/* Whether two ids of one draw lie side by side in the running sum, where rounding may decide: what lies between them
+ * and what they hold less than a few units in the last place of the sum away from the drawn number. */
+static bool border_case(const struct sample_row *row, const float *logits, int32_t vocab, int32_t id) {
+    double *z = zeros(vocab, sizeof *z), *p = zeros(vocab, sizeof *p), below = 0.0;
+    for (int32_t i = 0; i < vocab; i++) z[i] = logits[i];
+    reference(z, vocab, &row->params, p);
+    for (int32_t i = 0; i < id; i++) below += p[i];
+    double uniform = philox_uniform(row->params.seed, row->sample_index, row->position);
+    bool near = uniform > below - 2e-5 && uniform < below + p[id] + 2e-5;
+    free(z), free(p);
+    return near;
+}
+
+static void against_cpu_case(struct backend *backend, uint64_t *seed, int32_t vocab, int32_t rows, int32_t *moved) {
+    struct backend *cpu = backend_for(CPU_ISA_PORTABLE, 8);
+    TEST_ERR_PASS(backend_step_open(cpu, TEST_STEP_BYTES, err));
+    struct world a = world_open(cpu, rows, vocab), b = world_open(backend, rows, vocab);
+    struct sample_row *row = zeros(rows, sizeof *row);
+    struct sample_result *want = zeros(rows, sizeof *want), *got = zeros(rows, sizeof *got);
+    float *logits = zeros((int64_t)rows * vocab, sizeof *logits);
+    int32_t prompt[500];
+    for (int32_t r = 0; r < rows; r++) {
+        row_logits(seed, logits + (int64_t)r * vocab, vocab);
+        row_params(seed, &row[r]);
+        row[r].slot = r;
+        for (size_t i = 0; i < COUNT(prompt); i++) prompt[i] = random_below(seed, vocab);
+        struct op_sample_reset_args reset = {NULL, r, r % 2 == 0, prompt, prompt, COUNT(prompt), 100};
+        reset.state = a.state;
+        TEST_ERR_PASS(op_sample_reset(cpu, &reset, err));
+        reset.state = b.state;
+        TEST_ERR_PASS(op_sample_reset(backend, &reset, err));
+    }
+    sample_rows(&a, logits, row, rows, want);
+    sample_rows(&b, logits, row, rows, got);
+    for (int32_t r = 0; r < rows; r++) {
+        const struct sample_params *p = &row[r].params;
+        bool penalised = r % 2 == 0 && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f);
+        if (want[r].id != got[r].id) {
+            ++*moved;
+            print_message("vocab %d row %d: CPU %d, GPU %d (T %g k %d p %g min %g typ %g)\n", vocab, r, want[r].id,
+                          got[r].id, (double)p->temperature, p->top_k, (double)p->top_p, (double)p->min_p,
+                          (double)p->typical_p);
+            assert_true(p->temperature >= SAMPLE_GREEDY_BELOW && got[r].id >= 0);
+            if (!penalised && p->typical_p == 1.0f)
+                assert_true(border_case(&row[r], logits + (int64_t)r * vocab, vocab, got[r].id));
+            continue;
+        }
+        assert_int_equal(want[r].rank, got[r].rank);
+        assert_int_equal(want[r].top_count, got[r].top_count);
+        expect_close("logprob", r, got[r].logprob, want[r].logprob, 1e-5);
+        for (int32_t i = 0; i < want[r].top_count; i++) {
+            assert_int_equal(want[r].top_ids[i], got[r].top_ids[i]);
+            expect_close("top", i, got[r].top_logprobs[i], want[r].top_logprobs[i], 1e-5);
+        }
+        assert_int_equal(last_token(&b, r), got[r].id);
+    }
+    world_close(&a), world_close(&b);
+    backend_close(cpu);
+    free(row), free(want), free(got), free(logits);
+}
+
+/* Mixed rows, small vocabularies to large ones, rows that begin at no multiple of 16 bytes among them. */
+static void against_cpu_all(struct backend *backend) {
+    static const int32_t vocabs[] = {1, 31, 1000, 2049, 32003, 49152, 128256, 262145};
+    uint64_t seed = 5;
+    int32_t rows = 0, moved = 0;
+    if (!on_cuda(backend)) return;
+    for (size_t i = 0; i < COUNT(vocabs); i++) {
+        int32_t n = vocabs[i] > 100000 ? 64 : 128;
+        if (test_quick()) n = 8;
+        against_cpu_case(backend, &seed, vocabs[i], n, &moved);
+        rows += n;
+    }
+    print_message("%d rows, %d of them drawn otherwise than on the CPU\n", rows, moved);
+    assert_true(moved * 100 <= rows);
+}
+
+static void test_against_cpu(void **state) {
+    for_each_backend(against_cpu_all);
 }
 
 /* ---- parts ----------------------------------------------------------------------------------------------------------
@@ -545,9 +826,10 @@ static void test_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_philox),       cmocka_unit_test(test_cut),        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_reset),        cmocka_unit_test(test_contract),   cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_independence), cmocka_unit_test(test_processors), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_philox),       cmocka_unit_test(test_cut),         cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_reset),        cmocka_unit_test(test_contract),    cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_independence), cmocka_unit_test(test_processors),  cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_graph),        cmocka_unit_test(test_long_prompt), cmocka_unit_test(test_against_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
