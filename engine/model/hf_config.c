@@ -361,8 +361,9 @@ int hf_config_dtype(const char *text, size_t bytes, enum dtype *out, struct err 
     size_t i = 0;
     while (rc == 0 && i < 3 && strcmp(name, names[i].name) != 0) i++;
     if (rc == 0 && i == 3)
-        rc = err_set_field(err, ERR_UNSUPPORTED, "torch_dtype",
-                           "torch_dtype \"%s\" is not supported (bfloat16, float16 and float32 are)", shown(name, word));
+        rc =
+            err_set_field(err, ERR_UNSUPPORTED, "torch_dtype",
+                          "torch_dtype \"%s\" is not supported (bfloat16, float16 and float32 are)", shown(name, word));
     if (rc == 0) *out = names[i].dtype;
     cJSON_Delete(root);
     return rc ? err_prefix(err, "config.json") : 0;

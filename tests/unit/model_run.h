@@ -134,35 +134,41 @@ static inline void run_add(struct run *r, struct run_build *b, const struct feed
     b->q_start[b->batch.seqs] = b->batch.tokens;
 }
 
-/* One step. Returns its logits [rows, vocab], or NULL with *err filled. */
-static inline const float *run_step(struct run *r, const struct feed *feeds, int32_t count, struct err *err) {
-    struct run_build b = {0};
+/* Builds one step in `arena`, where it stays until that is reset. */
+static inline const struct batch *run_batch(struct run *r, struct arena *arena, const struct feed *feeds,
+                                            int32_t count) {
+    struct run_build *b = ARENA_ARRAY(arena, struct run_build, 1);
     int32_t tokens = 0, deltas = 0;
-    arena_reset(&r->arena);
+    *b = (struct run_build){0};
     for (int32_t i = 0; i < count; i++) {
         tokens += feeds[i].count;
-        deltas += feeds[i].count / r->limits.page_size + 2 + r->shared[feeds[i].slot];
+        deltas += feeds[i].count / r->limits.page_size + 2;
     }
-    int32_t **arrays[] = {&b.ids, &b.slots_of, &b.positions, &b.slots, &b.q_start, &b.kv_len, &b.rows};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        *arrays[i] = ARENA_ARRAY(&r->arena, int32_t, tokens + 1);
-    b.sampling = ARENA_ARRAY(&r->arena, struct sample_row, tokens);
-    b.deltas = ARENA_ARRAY(&r->arena, struct page_delta, deltas);
-    b.q_start[0] = 0;
-    for (int32_t i = 0; i < count; i++) run_add(r, &b, &feeds[i]);
-    b.batch.step = ++r->step;
-    b.batch.token_ids = b.ids;
-    b.batch.token_slots = b.slots_of;
-    b.batch.positions = b.positions;
-    b.batch.slots = b.slots;
-    b.batch.q_start = b.q_start;
-    b.batch.kv_len = b.kv_len;
-    b.batch.logit_rows = b.rows;
-    b.batch.sampling = b.sampling;
-    b.batch.deltas = b.deltas;
-    if (model_launch(r->model, &b.batch, &r->arena, err) || model_wait(r->model, &b.batch, &r->results, err))
-        return NULL;
-    return model_logits(r->model, &b.batch);
+    int32_t **arrays[] = {&b->ids, &b->slots_of, &b->positions, &b->slots, &b->q_start, &b->kv_len, &b->rows};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = ARENA_ARRAY(arena, int32_t, tokens + 1);
+    b->sampling = ARENA_ARRAY(arena, struct sample_row, tokens);
+    b->deltas = ARENA_ARRAY(arena, struct page_delta, deltas);
+    b->q_start[0] = 0;
+    for (int32_t i = 0; i < count; i++) run_add(r, b, &feeds[i]);
+    b->batch.step = ++r->step;
+    b->batch.token_ids = b->ids;
+    b->batch.token_slots = b->slots_of;
+    b->batch.positions = b->positions;
+    b->batch.slots = b->slots;
+    b->batch.q_start = b->q_start;
+    b->batch.kv_len = b->kv_len;
+    b->batch.logit_rows = b->rows;
+    b->batch.sampling = b->sampling;
+    b->batch.deltas = b->deltas;
+    return &b->batch;
+}
+
+/* One step. Returns its logits [rows, vocab], or NULL with *err filled. */
+static inline const float *run_step(struct run *r, const struct feed *feeds, int32_t count, struct err *err) {
+    arena_reset(&r->arena);
+    const struct batch *batch = run_batch(r, &r->arena, feeds, count);
+    if (model_launch(r->model, batch, &r->arena, err) || model_wait(r->model, batch, &r->results, err)) return NULL;
+    return model_logits(r->model, batch);
 }
 
 #endif
