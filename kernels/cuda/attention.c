@@ -25,6 +25,8 @@ static int32_t larger(int32_t a, int32_t b) {
 
 int32_t cuda_prefill_tile_rows(const struct backend *backend, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
                                int32_t page_size) {
+    if (cuda_prefill_sm90_takes(backend, n_heads, n_kv_heads, head_dim, page_size))
+        return cuda_prefill_sm90_tile_rows(n_heads, n_kv_heads, head_dim);
     return CUDA_PREFILL_ROWS;
 }
 
@@ -58,11 +60,12 @@ size_t cuda_attention_bytes(const struct backend *backend, int32_t tokens_max, i
 
 size_t cuda_plan_step_bytes(const struct backend *backend, int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max,
                             int32_t n_heads, int32_t head_dim) {
-    size_t tiles = (size_t)tiles_most(tokens_max, seqs_max, CUDA_PREFILL_ROWS, head_dim) * sizeof(struct prefill_tile);
+    size_t tiles =
+        (size_t)tiles_most(tokens_max, seqs_max, CUDA_PREFILL_ROWS_LEAST, head_dim) * sizeof(struct prefill_tile);
     return decode_layout_of(backend->cuda->sms, seqs_max).bytes + tiles + 2 * 64;
 }
 
-/* ---- prefill: tiles of successive tokens, longest first -----------------------------------------------------------
+/* ---- prefill: tiles of successive tokens, sequence by sequence -----------------------------------------------------
  */
 
 /* Keys that a query at `position` sees. */
@@ -78,30 +81,27 @@ static uint64_t keys_sum(int32_t position, int32_t count, int32_t window) {
     return (uint64_t)(growing * first + growing * (growing - 1) / 2 + (count - growing) * window);
 }
 
-/* How long a tile takes: classes of the keys it reads, most first. */
+/* How long a sequence is: classes, longest first. */
 enum { CLASSES = 64 };
 
-static int32_t tile_class(const struct prefill_tile *tile, int32_t window, int32_t longest) {
-    int64_t keys = larger(0, tile->position + tile->q_count - (window ? larger(0, tile->position - window + 1) : 0));
-    return CLASSES - 1 - (int32_t)(keys * (CLASSES - 1) / longest);
+static int32_t length_class(int32_t kv_len, int32_t longest) {
+    return CLASSES - 1 - (int32_t)((int64_t)kv_len * (CLASSES - 1) / longest);
 }
 
-static int32_t tiles_cut(struct prefill_tile *tiles, const struct attention_shape *shape, int32_t tile_rows,
-                         int32_t least) {
+/* The tiles of one sequence, its last tokens (with most keys) first. */
+static int32_t tiles_cut(struct prefill_tile *tiles, const struct attention_shape *shape, int32_t s,
+                         int32_t tile_rows) {
+    const int32_t begin = shape->q_start[s], end = shape->q_start[s + 1], kv_len = shape->kv_len[s];
     int32_t count = 0;
-    for (int32_t s = 0; s < shape->seqs; s++) {
-        const int32_t begin = shape->q_start[s], end = shape->q_start[s + 1], kv_len = shape->kv_len[s];
-        if (end - begin < least) continue;
-        for (int32_t at = begin; at < end; at += tile_rows)
-            tiles[count++] = (struct prefill_tile){
-                .seq = s,
-                .slot = shape->slots[s],
-                .q_begin = at,
-                .q_count = smaller(tile_rows, end - at),
-                .position = kv_len - (end - at),
-                .kv_len = kv_len,
-            };
-    }
+    for (int32_t at = begin + (end - begin - 1) / tile_rows * tile_rows; at >= begin; at -= tile_rows)
+        tiles[count++] = (struct prefill_tile){
+            .seq = s,
+            .slot = shape->slots[s],
+            .q_begin = at,
+            .q_count = smaller(tile_rows, end - at),
+            .position = kv_len - (end - at),
+            .kv_len = kv_len,
+        };
     return count;
 }
 
@@ -113,25 +113,30 @@ static bool prefill_make(struct backend *backend, struct cuda_attention_plan *pl
     prefill->tile_rows =
         cuda_prefill_tile_rows(backend, options->n_heads, options->n_kv_heads, options->head_dim, options->page_size);
     const int32_t most = tiles_most(shape->tokens, shape->seqs, prefill->tile_rows, options->head_dim);
-    struct prefill_tile *sorted = backend_step_alloc(backend, (size_t)most * sizeof *sorted);
-    if (!sorted) return false;
-    prefill->tiles = sorted;
+    struct prefill_tile *tiles = backend_step_alloc(backend, (size_t)most * sizeof *tiles);
+    if (!tiles) return false;
+    prefill->tiles = tiles;
     if (plan->decode.seqs == shape->tokens) return true;
-    struct prefill_tile *tiles = ARENA_ARRAY(arena, struct prefill_tile, most);
-    prefill->tile_count = tiles_cut(tiles, shape, prefill->tile_rows, prefill_least(options->head_dim));
-    CHECK(prefill->tile_count <= most);
-    int32_t longest = 1, place[CLASSES + 1] = {0};
-    for (int32_t i = 0; i < prefill->tile_count; i++) longest = larger(longest, tiles[i].kv_len);
-    for (int32_t i = 0; i < prefill->tile_count; i++) {
-        place[tile_class(&tiles[i], options->window, longest) + 1]++;
+    const int32_t least = prefill_least(options->head_dim);
+    int32_t *sorted = ARENA_ARRAY(arena, int32_t, shape->seqs);
+    int32_t count = 0, longest = 1, place[CLASSES + 1] = {0};
+    for (int32_t s = 0; s < shape->seqs; s++) longest = larger(longest, shape->kv_len[s]);
+    for (int32_t s = 0; s < shape->seqs; s++) place[length_class(shape->kv_len[s], longest) + 1]++;
+    for (int32_t c = 0; c < CLASSES; c++) place[c + 1] += place[c];
+    for (int32_t s = 0; s < shape->seqs; s++) sorted[place[length_class(shape->kv_len[s], longest)]++] = s;
+    for (int32_t i = 0; i < shape->seqs; i++) {
+        const int32_t s = sorted[i];
+        if (shape->q_start[s + 1] - shape->q_start[s] >= least)
+            count += tiles_cut(tiles + count, shape, s, prefill->tile_rows);
+    }
+    CHECK(count <= most);
+    prefill->tile_count = count;
+    for (int32_t i = 0; i < count; i++) {
         const int32_t last = tiles[i].position + tiles[i].q_count;
         plan->head.keys += keys_sum(tiles[i].position, tiles[i].q_count, options->window);
         plan->head.keys_read +=
             (uint64_t)smaller(last, options->window ? options->window + tiles[i].q_count - 1 : last);
     }
-    for (int32_t c = 0; c < CLASSES; c++) place[c + 1] += place[c];
-    for (int32_t i = 0; i < prefill->tile_count; i++)
-        sorted[place[tile_class(&tiles[i], options->window, longest)]++] = tiles[i];
     return true;
 }
 
@@ -304,8 +309,11 @@ const struct attention_plan *cuda_plan_make(struct backend *backend, const struc
 
 int cuda_op_attention(struct backend *backend, const struct op_attention_args *args, struct err *err) {
     const struct cuda_attention_plan *plan = cuda_attention_plan_of(args->plan);
+    const bool sm90 =
+        cuda_prefill_sm90_takes(backend, args->n_heads, args->kv.n_kv_heads, args->kv.head_dim, args->kv.page_size);
     int rc = 0;
-    if (plan->prefill.tile_count) rc = cuda_prefill_portable(backend, args, &plan->prefill, err);
+    if (plan->prefill.tile_count)
+        rc = (sm90 ? cuda_prefill_sm90 : cuda_prefill_portable)(backend, args, &plan->prefill, err);
     if (!rc && plan->decode.seqs) rc = cuda_decode(backend, args, &plan->decode, err);
     return rc;
 }

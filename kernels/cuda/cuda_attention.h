@@ -25,7 +25,8 @@ struct prefill_tile {
 
 struct prefill_plan {
     int32_t tile_count, tile_rows;    /* tile_rows: query tokens of a full tile, the kernel's choice */
-    const struct prefill_tile *tiles; /* [tile_count] step, longest first */
+    const struct prefill_tile *tiles; /* [tile_count] step; longest sequence first, in it the tile with most keys first:
+                                       * keys are read again while they are in cache, and the short tiles come last */
 };
 
 /* Decode. The keys of a sequence are counted in blocks; a unit is one sequence with one head tile (up to
@@ -95,6 +96,8 @@ int cuda_prefill_sm90(struct backend *backend, const struct op_attention_args *a
                       struct err *err);
 /* attention_prefill.cu: any GPU from 8.0 on; tiles of so many query tokens of one query head. */
 #define CUDA_PREFILL_ROWS 64
+/* Query tokens of the smallest full tile of any prefill kernel: 128 rows of 16 heads. */
+#define CUDA_PREFILL_ROWS_LEAST 8
 int cuda_prefill_portable(struct backend *backend, const struct op_attention_args *args,
                           const struct prefill_plan *plan, struct err *err);
 /* attention_decode.cu: portable and sm_90a variants inside; also called by the decode stack. */
