@@ -45,6 +45,7 @@ struct engine_options {
     double memory_utilization;
     bool prefix_caching;
     bool eager;         /* no recorded decode steps */
+    bool ahead;         /* tests: a step ahead also on a device that gains nothing by it */
     bool dummy_weights; /* --load-format dummy: shapes from the files, random numbers for weights */
     uint64_t seed;
 };

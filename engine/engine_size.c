@@ -217,7 +217,7 @@ int engine_build(struct engine *engine, struct err *err) {
     phase_add(&engine->info, "files", &since_ns);
     if ((rc = backend_open(&o->backend, &engine->backend, err))) return rc;
     const struct model_spec *spec = model_files_spec(engine->files);
-    engine->ahead = backend_info(engine->backend)->asynchronous;
+    engine->ahead = o->ahead || backend_info(engine->backend)->asynchronous;
     if ((rc = device_refuse(engine, err))) return rc;
     defaults_settle(engine);
     phase_add(&engine->info, "device", &since_ns);
