@@ -33,7 +33,7 @@ struct cuda {
     enum cuda_kernels kernels;
     bool batch_invariant;
     cudaStream_t stream; /* everything of the rank goes here, in order */
-    cudaStream_t upload; /* only before ready */
+    cudaStream_t upload; /* copies to the device: weights before ready, then step memory */
     cudaEvent_t fences[BACKEND_FENCES];
     unsigned char *step_device; /* the device's copy of the step block */
     unsigned char *scratch;     /* [CUDA_SCRATCH_BYTES] device, of the op that is running */

@@ -10,11 +10,14 @@
 #include "kernels/cuda/loader.h"
 
 enum { STEP_BLOCKS = 3 };
+#define COPY_BYTES_MIN ((size_t)8 << 10) /* shorter ones go another way, that holds the ops up by 2 us */
 
 struct cuda_step {
-    unsigned char *host; /* [STEP_BLOCKS, stride] pinned */
-    size_t stride;       /* from one block to the next; bytes of the device block */
+    unsigned char *host;  /* [STEP_BLOCKS, stride] pinned */
+    unsigned char *stage; /* [STEP_BLOCKS, stride] device: where the copy engine puts them */
+    size_t stride;        /* from one block to the next; bytes of the device block */
     cudaEvent_t copied[STEP_BLOCKS];
+    cudaEvent_t taken[STEP_BLOCKS]; /* from the stage to the block that the ops read */
     bool pending[STEP_BLOCKS];
     int current;
 };
@@ -46,20 +49,30 @@ int cuda_fence_wait(struct backend *backend, int which, struct err *err) {
 /* ---- the blocks ---------------------------------------------------------------------------------------------------
  */
 
+static int events_open(struct backend *backend, struct cuda_step *step, struct err *err) {
+    int rc = 0;
+    for (int i = 0; i < STEP_BLOCKS && !rc; i++) {
+        rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->copied[i], cudaEventDisableTiming), err);
+        if (!rc) rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->taken[i], cudaEventDisableTiming), err);
+    }
+    return rc;
+}
+
 int cuda_step_open(struct backend *backend, size_t bytes, struct err *err) {
     struct cuda_step *step = mem_zalloc(1, sizeof *step);
     void *host = NULL, *device = NULL;
     size_t stride = 0, all;
     backend->cuda->step = step;
-    if (!size_align(bytes, 256, &stride) || !size_mul(stride, STEP_BLOCKS, &all))
+    if (!size_align(bytes < COPY_BYTES_MIN ? COPY_BYTES_MIN : bytes, 256, &stride) ||
+        !size_mul(stride, STEP_BLOCKS, &all))
         return err_set(err, ERR_NOMEM, "step memory of %zu bytes cannot be", bytes);
     int rc = backend_alloc(backend, MEMORY_PINNED, all, &host, err);
     step->host = host;
     step->stride = stride;
     if (!rc) rc = backend_alloc(backend, MEMORY_WORKSPACE, stride, &device, err);
     backend->cuda->step_device = device;
-    for (int i = 0; i < STEP_BLOCKS && !rc; i++)
-        rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->copied[i], cudaEventDisableTiming), err);
+    if (!rc) rc = CUDA_TRY(backend, cudaMalloc((void **)&step->stage, all), err);
+    if (!rc) rc = events_open(backend, step, err);
     if (rc)
         cuda_step_close(backend);
     else
@@ -70,8 +83,11 @@ int cuda_step_open(struct backend *backend, size_t bytes, struct err *err) {
 void cuda_step_close(struct backend *backend) {
     struct cuda_step *step = backend->cuda->step;
     if (!step) return;
-    for (int i = 0; i < STEP_BLOCKS; i++)
+    for (int i = 0; i < STEP_BLOCKS; i++) {
         if (step->copied[i]) cudaEventDestroy(step->copied[i]);
+        if (step->taken[i]) cudaEventDestroy(step->taken[i]);
+    }
+    if (step->stage) cudaFree(step->stage);
     backend_free(backend, MEMORY_WORKSPACE, backend->cuda->step_device, step->stride);
     backend_free(backend, MEMORY_PINNED, step->host, STEP_BLOCKS * step->stride);
     mem_free(step);
@@ -94,18 +110,31 @@ int cuda_step_begin(struct backend *backend, struct err *err) {
     return rc;
 }
 
-int cuda_step_commit(struct backend *backend, struct err *err) {
+/* Host to stage on the stream of copies, stage to block on that of the ops; each waits for the other's last use. An
+ * event that was never recorded is passed. */
+static int block_send(struct backend *backend, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_step *step = cuda->step;
-    CHECK(!cuda->capturing);
-    if (backend->step.used == 0) return 0;
-    int rc = CUDA_TRY(backend,
-                      cudaMemcpyAsync(cuda->step_device, backend->step.host, backend->step.used, cudaMemcpyHostToDevice,
-                                      cuda->stream),
+    unsigned char *stage = step->stage + (size_t)step->current * step->stride;
+    cudaEvent_t copied = step->copied[step->current], taken = step->taken[step->current];
+    int rc = CUDA_TRY(backend, cudaStreamWaitEvent(cuda->upload, taken, 0), err);
+    if (!rc)
+        rc = CUDA_TRY(backend,
+                      cudaMemcpyAsync(stage, backend->step.host, bytes < COPY_BYTES_MIN ? COPY_BYTES_MIN : bytes,
+                                      cudaMemcpyHostToDevice, cuda->upload),
                       err);
-    if (!rc) rc = CUDA_TRY(backend, cudaEventRecord(step->copied[step->current], cuda->stream), err);
+    if (!rc) rc = CUDA_TRY(backend, cudaEventRecord(copied, cuda->upload), err);
     step->pending[step->current] = rc == 0;
-    return rc;
+    if (!rc) rc = CUDA_TRY(backend, cudaStreamWaitEvent(cuda->stream, copied, 0), err);
+    if (rc) return rc;
+    cuda_step_copy(cuda->stream, cuda->step_device, stage, bytes);
+    rc = CUDA_LAUNCHED(backend, "step copy", err);
+    return rc ? rc : CUDA_TRY(backend, cudaEventRecord(taken, cuda->stream), err);
+}
+
+int cuda_step_commit(struct backend *backend, struct err *err) {
+    CHECK(!backend->cuda->capturing);
+    return backend->step.used == 0 ? 0 : block_send(backend, backend->step.used, err);
 }
 
 const void *cuda_step_address(const struct backend *backend, const void *host) {
