@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 #include "engine/base/arith.h"
 #include "engine/base/mem.h"
@@ -234,7 +233,6 @@ int cuda_open(struct backend *backend, const struct backend_options *options, st
         memset(&backend->info, 0, sizeof backend->info);
         return rc;
     }
-    prctl(PR_SET_TIMERSLACK, 1000UL); /* fence_wait's naps of some 20 us would take 70 with the system's 50 us */
     backend->table = &cuda_table;
     return 0;
 }

@@ -22,6 +22,8 @@ struct cuda_memory {
 static cudaError_t block_open(struct cuda *cuda, enum memory_kind kind, size_t bytes, void **out) {
     cudaError_t code;
     *out = NULL;
+    code = cudaSetDevice(cuda->ordinal); /* a thread's own setting, and any thread may open a model */
+    if (code != cudaSuccess) return code;
     if (kind == MEMORY_PINNED) {
         code = cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
         if (code == cudaSuccess) memset(*out, 0, bytes);
