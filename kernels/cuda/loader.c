@@ -7,6 +7,7 @@
 #include "kernels/cuda/loader.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,10 @@
 #include "engine/base/arith.h"
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "kernels/cpu/machine.h"
 
+/* From the page cache of a 16-core host over a link of 55 GB/s: 6.7 GB/s with one thread, 21 with 4, 29 with 6, 45 with
+ * 8, 47 with 16; and with 8, in chunks of 256 KB 19, of 512 KB 31, of 1 MB 45, of 4 MB 46. Asking the kernel for the
+ * pages ahead, or reading instead of mapping, is no faster. */
 enum { COPY_THREADS_MAX = 8, SLOTS = 2 };
 #define CHUNK_BYTES ((size_t)1 << 20)
 #define SMALL_BYTES ((size_t)64 << 10) /* so much CUDA takes aside by itself before a copy returns */
@@ -137,9 +140,14 @@ static int copier_open(struct backend *backend, struct cuda_loader *loader, int 
     return rc;
 }
 
+static int processors(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 static int loader_open(struct backend *backend, struct err *err) {
     struct cuda_loader *loader = mem_zalloc(1, sizeof *loader);
-    const int threads = (int)i64_min(machine_processors(), COPY_THREADS_MAX);
+    const int threads = (int)i64_min(processors(), COPY_THREADS_MAX);
     const size_t ring_bytes = (size_t)threads * SLOTS * CHUNK_BYTES;
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->work, NULL);
