@@ -113,9 +113,6 @@ static int thread_enter(struct backend *backend, struct cuda_step *step, struct 
 /* The first step ends the loading: its threads and pinned ring go back. */
 int cuda_step_begin(struct backend *backend, struct err *err) {
     struct cuda_step *step = backend->cuda->step;
-    /* The device is chosen a thread, and the thread of the steps is not the one that opened it. */
-    if (backend->cuda->ordinal > 0) rc = CUDA_TRY(backend, cudaSetDevice(backend->cuda->ordinal), err);
-    if (rc) return rc;
     if (backend->cuda->loader) cuda_loader_close(backend);
     int rc = thread_enter(backend, step, err);
     step->current = (step->current + 1) % STEP_BLOCKS;
