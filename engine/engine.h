@@ -79,7 +79,7 @@ struct engine_stats {
     uint64_t steps, step_tokens_bucket[16], step_tokens_sum;    /* tokens a step: <= 1, 8, 16, 32 … 16384, more */
     /* Steps, each from the end of the one before; and the engine thread's work for them, which on a device that runs
      * ahead overlaps them. */
-    uint64_t step_ns, host_ns;
+    uint64_t step_ns, host_ns, build_ns, launch_ns, finish_ns; /* host_ns: the three behind it */
     uint64_t decode_steps, graph_replays, graph_captures, graph_capture_ns, stack_steps; /* as in struct model_stats */
     int64_t last_step_ns;                                       /* clock time of the last completed step */
     int64_t heartbeat_ns;                                       /* clock time the engine thread last said it lives */

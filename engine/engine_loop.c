@@ -173,6 +173,11 @@ static void output_handle(struct engine *engine, const struct sched_output *out)
     struct sequence *seq = out->seq;
     struct output *output = seq->owner;
     bool matched = false;
+    if (out->token && !out->finished && output_plain(output)) {
+        struct event head = event_head(seq, FINISH_NONE);
+        output_emit_plain(output, engine->options.text, out->token->id, &head, &engine->events);
+        return;
+    }
     if (out->token) {
         bool ends = out->finished && seq->finish == FINISH_STOP;
         matched = output_push(output, engine->options.text, out->token, ends);
@@ -223,7 +228,10 @@ static void step_count(struct engine *engine, const struct step *step, int64_t b
     s->step_tokens_bucket[bucket]++;
     s->step_tokens_sum += (uint64_t)batch->tokens;
     s->step_ns += (uint64_t)(end_ns - begin_ns);
-    s->host_ns += (uint64_t)step->host_ns;
+    s->build_ns += (uint64_t)step->build_ns;
+    s->launch_ns += (uint64_t)step->launch_ns;
+    s->finish_ns += (uint64_t)step->finish_ns;
+    s->host_ns += (uint64_t)(step->build_ns + step->launch_ns + step->finish_ns);
     s->last_step_ns = end_ns;
     double seconds = (double)(end_ns - begin_ns) * 1e-9;
     double share = (double)batch->prefill_tokens / (double)batch->tokens;
@@ -298,7 +306,8 @@ static int step_launch(struct engine *engine, struct step *step, struct err *err
     int64_t launched_ns = clock_now_ns();
     engine->launched++;
     engine->audited_idle = false;
-    step->host_ns = (engine->ahead ? launched_ns : built_ns) - step->begin_ns;
+    step->build_ns = built_ns - step->begin_ns;
+    step->launch_ns = backend_info(engine->backend)->asynchronous ? launched_ns - built_ns : 0;
     return rc;
 }
 
@@ -313,7 +322,7 @@ static int step_finish(struct engine *engine, struct step *step, struct err *err
     outputs_take(engine);
     events_send(engine);
     int64_t end_ns = clock_now_ns();
-    step->host_ns += end_ns - done_ns;
+    step->finish_ns = end_ns - done_ns;
     if (engine->ahead)
         step_count(engine, step, i64_max(step->begin_ns, engine->done_ns), done_ns);
     else

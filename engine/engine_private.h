@@ -32,7 +32,9 @@ struct message {
 struct step {
     const struct batch *batch; /* in its arena; NULL: none */
     int64_t begin_ns;          /* when its building began */
-    int64_t host_ns;           /* work of the engine thread for it, waiting left out */
+    /* Work of the engine thread for it, waiting left out: planning and building the batch; launching it (where that
+     * does not compute it); taking in its tokens and sending them. */
+    int64_t build_ns, launch_ns, finish_ns;
 };
 
 struct engine {

@@ -114,6 +114,38 @@ void output_finish(struct output *o) {
     stops_flush(&o->stops, &o->text);
 }
 
+bool output_plain(const struct output *o) {
+    const struct admission *a = o->admission;
+    return a->logprobs < 0 && a->stop_count == 0 && !(a->flags & REQUEST_FINAL_ONLY) && o->ids.bytes == 0 &&
+           o->text.bytes == 0;
+}
+
+/* The record is written where it will be sent from: the head, the id, where its text ends, the text. A step of 256
+ * tokens takes 256 of these, so none of the output's own buffers is touched. */
+void output_emit_plain(struct output *o, const struct text *text, int32_t id, const struct event *head,
+                       struct buf *events) {
+    static const char zeros[8] = {0};
+    struct event e = *head;
+    const size_t start = events->bytes;
+    const int32_t tail[2] = {id, 0}; /* the id, the end of its text */
+    e.request_id = o->admission->id;
+    e.sample = o->sample;
+    e.output_tokens = ++o->tokens;
+    e.prompt_tokens = o->admission->prompt_tokens;
+    e.ids = (struct span){(uint32_t)sizeof e, 1};
+    e.text_ends = (struct span){(uint32_t)sizeof e + 4, 1};
+    buf_append(events, &e, sizeof e);
+    buf_append(events, tail, sizeof tail);
+    const size_t text_at = events->bytes;
+    if (!(o->admission->flags & REQUEST_NO_TEXT)) detok_push(&o->detok, text, id, events);
+    const uint32_t text_bytes = (uint32_t)(events->bytes - text_at);
+    buf_append(events, zeros, (size_t)(-(events->bytes - start) & 7));
+    struct event *written = (struct event *)(void *)(events->data + start);
+    if (text_bytes) written->text = (struct span){(uint32_t)(text_at - start), text_bytes};
+    written->bytes = (uint32_t)(events->bytes - start);
+    memcpy(events->data + start + sizeof e + 4, &text_bytes, 4);
+}
+
 void output_emit(struct output *o, const struct event *head, struct buf *events) {
     struct event_parts parts = {.head = *head};
     parts.head.request_id = o->admission->id;

@@ -52,6 +52,13 @@ bool output_push(struct output *output, const struct text *text, const struct sa
 /* The sample ended without a stop string: gives out what was held back. */
 void output_finish(struct output *output);
 
+/* Nothing is held of it, nobody matches stop strings in it or wants log-probabilities: a token that does not end it can
+ * go out at once. */
+bool output_plain(const struct output *output);
+/* output_push and output_emit in one for such a token. */
+void output_emit_plain(struct output *output, const struct text *text, int32_t id, const struct event *head,
+                       struct buf *events);
+
 /* Appends what is not yet sent as one event; `head` brings reason, usage and times. */
 void output_emit(struct output *output, const struct event *head, struct buf *events);
 

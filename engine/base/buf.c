@@ -33,13 +33,6 @@ char *buf_grow(struct buf *buf, size_t bytes) {
     return buf->data + buf->bytes;
 }
 
-void buf_append(struct buf *buf, const void *data, size_t bytes) {
-    char *to = buf_grow(buf, bytes);
-    if (bytes) memcpy(to, data, bytes);
-    to[bytes] = '\0';
-    buf->bytes += bytes;
-}
-
 void buf_append_str(struct buf *buf, const char *text) {
     buf_append(buf, text, strlen(text));
 }

@@ -4,6 +4,7 @@
 #define QUIRE_BASE_BUF_H
 
 #include <stddef.h>
+#include <string.h>
 
 struct buf {
     char *data;   /* [capacity] or NULL */
@@ -15,7 +16,14 @@ void buf_init(struct buf *buf); /* an empty buffer; all-zero is the same */
 void buf_deinit(struct buf *buf);
 void buf_clear(struct buf *buf);               /* keeps the memory */
 char *buf_grow(struct buf *buf, size_t bytes); /* room for `bytes` more; returns where they begin */
-void buf_append(struct buf *buf, const void *data, size_t bytes);
+
+/* Most appends are a few bytes into room that is there. */
+static inline void buf_append(struct buf *buf, const void *data, size_t bytes) {
+    char *to = bytes < buf->capacity - buf->bytes ? buf->data + buf->bytes : buf_grow(buf, bytes);
+    if (bytes) memcpy(to, data, bytes);
+    to[bytes] = '\0';
+    buf->bytes += bytes;
+}
 void buf_append_str(struct buf *buf, const char *text);
 void buf_append_char(struct buf *buf, char c);
 void buf_printf(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));

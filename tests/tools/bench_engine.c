@@ -43,6 +43,9 @@ struct bench {
     struct client clients[REQUESTS_MAX]; /* of this run, by request id - first_id */
     uint64_t first_id, next_id, random;
     int32_t started, finished, newest; /* newest: who started last */
+    /* What is waited for: so many ended; or so many started, and so many tokens of the newest. The engine's thread
+     * wakes the waiting one for nothing else. */
+    int32_t want_finished, want_started, want_tokens;
     struct list decode, prefill, batch_prefill, offline;
     int32_t context, steps, input, output, reps;
     const char *name;
@@ -68,13 +71,26 @@ static void on_event(struct bench *b, const struct event *e) {
     b->finished++;
 }
 
+static bool reached(const struct bench *b) {
+    if (b->finished >= b->want_finished) return true;
+    return b->started >= b->want_started && b->newest >= 0 && b->clients[b->newest].tokens >= b->want_tokens;
+}
+
+/* With the mutex held. */
+static void wait_for(struct bench *b, int32_t finished, int32_t started, int32_t tokens) {
+    b->want_finished = finished;
+    b->want_started = started;
+    b->want_tokens = tokens;
+    while (!reached(b)) pthread_cond_wait(&b->moved, &b->mutex);
+}
+
 static void on_events(void *user, const void *records, size_t bytes) {
     struct bench *b = user;
     const char *at = records, *end = at + bytes;
     pthread_mutex_lock(&b->mutex);
     for (; at < end; at += ((const struct event *)(const void *)at)->bytes)
         on_event(b, (const struct event *)(const void *)at);
-    pthread_cond_signal(&b->moved);
+    if (reached(b)) pthread_cond_signal(&b->moved);
     pthread_mutex_unlock(&b->mutex);
 }
 
@@ -121,7 +137,7 @@ static void submit(struct bench *b, int32_t prompt_tokens, int32_t max_tokens) {
 
 static void wait_finished(struct bench *b, int32_t count) {
     pthread_mutex_lock(&b->mutex);
-    while (b->finished < count) pthread_cond_wait(&b->moved, &b->mutex);
+    wait_for(b, count, REQUESTS_MAX + 1, 0);
     pthread_mutex_unlock(&b->mutex);
     for (int32_t i = 0; i < count; i++)
         if (b->clients[i].finish == FINISH_ERROR) fatal("a request", &(struct err){.text = "ended with an error"});
@@ -147,8 +163,13 @@ static void figure(struct bench *b, double value, const char *kind, const char *
     fflush(b->json);
 }
 
+/* The engine thread's work a step, in microseconds. */
+struct host {
+    double build, launch, finish;
+};
+
 /* Mean of pure decode steps: from a few tokens after the last sequence began until it has `steps` more. */
-static double decode_once(struct bench *b, int32_t seqs, double *host_us) {
+static double decode_once(struct bench *b, int32_t seqs, struct host *host) {
     int32_t prompt = b->context - b->steps / 2 - WARM_TOKENS - seqs / 4;
     struct engine_stats from = {0}, to;
     int64_t from_ns = 0, to_ns;
@@ -156,31 +177,38 @@ static double decode_once(struct bench *b, int32_t seqs, double *host_us) {
     run_begin(b);
     for (int32_t i = 0; i < seqs; i++) submit(b, prompt, b->steps + seqs + 64);
     pthread_mutex_lock(&b->mutex);
-    while (b->started < seqs || b->clients[b->newest].tokens < WARM_TOKENS) pthread_cond_wait(&b->moved, &b->mutex);
+    wait_for(b, 1, seqs, WARM_TOKENS);
     const struct client *c = &b->clients[b->newest];
     int32_t begin = c->tokens;
     from_ns = c->last_ns;
     engine_stats(b->engine, &from);
-    while (c->tokens < begin + b->steps && !c->finish) pthread_cond_wait(&b->moved, &b->mutex);
+    wait_for(b, 1, seqs, begin + b->steps);
     to_ns = c->last_ns;
     int32_t steps = c->tokens - begin;
     pthread_mutex_unlock(&b->mutex);
     engine_stats(b->engine, &to);
     for (int32_t i = 0; i < seqs; i++) engine_cancel(b->engine, b->first_id + (uint64_t)i);
     wait_finished(b, seqs);
-    *host_us = (double)(to.host_ns - from.host_ns) / 1e3 / (double)(to.steps - from.steps ? to.steps - from.steps : 1);
+    double passed = 1e3 * (double)(to.steps > from.steps ? to.steps - from.steps : 1);
+    *host =
+        (struct host){(double)(to.build_ns - from.build_ns) / passed, (double)(to.launch_ns - from.launch_ns) / passed,
+                      (double)(to.finish_ns - from.finish_ns) / passed};
     return (double)(to_ns - from_ns) / 1e6 / steps;
 }
 
 static void decode(struct bench *b, int32_t seqs) {
-    double ms[REPS_MAX], host[REPS_MAX];
+    double ms[REPS_MAX];
+    struct host host = {0};
     char shape[32];
-    for (int32_t rep = 0; rep < b->reps; rep++) ms[rep] = decode_once(b, seqs, &host[rep]);
+    for (int32_t rep = 0; rep < b->reps; rep++) ms[rep] = decode_once(b, seqs, &host);
     double mid = median(ms, b->reps);
-    printf("decode %4d sequences at %d tokens: %8.3f ms a step (%.3f to %.3f), %9.1f tok/s, host %.1f us a step\n",
-           seqs, b->context, mid, ms[0], ms[b->reps - 1], seqs / mid * 1e3, median(host, b->reps));
+    printf("decode %4d sequences at %d tokens: %8.3f ms a step (%.3f to %.3f), %9.1f tok/s, host %.1f us a step: build "
+           "%.1f, launch %.1f, finish %.1f\n",
+           seqs, b->context, mid, ms[0], ms[b->reps - 1], seqs / mid * 1e3, host.build + host.launch + host.finish,
+           host.build, host.launch, host.finish);
     snprintf(shape, sizeof shape, "b%d_ctx1k", seqs);
     figure(b, mid, "decode_step_ms", shape);
+    figure(b, host.build + host.launch + host.finish, "decode_host_us", shape);
 }
 
 static double prefill_once(struct bench *b, int32_t tokens) {
