@@ -21,6 +21,14 @@ def default_model():
     return path if os.path.exists(path) else None
 
 
+def device_flags():
+    """The device that tests of the real binary run on: QUIRE_TEST_DEVICE=cuda, else the CPU. On a GPU the same request
+    gives the same bits among others only with --batch-invariant, and these tests compare."""
+    if os.environ.get("QUIRE_TEST_DEVICE") == "cuda":
+        return ["--device", "cuda", "--batch-invariant"]
+    return ["--device", "cpu"]
+
+
 class Server:
     """A running quire_fake, or with `model` the real binary, on a free port; a context manager that ends it."""
 
@@ -36,6 +44,7 @@ class Server:
             "0",
             "--served-model-name",
             "default" if model else "fake",
+            *(device_flags() if model else []),
             *flags,
         ]
         if limit_files:

@@ -5,11 +5,13 @@ import json
 import os
 import random
 import socket
+import subprocess
+import tempfile
 import threading
 import time
 import unittest
 
-from http_support import Server, default_model, post, read_reply
+from http_support import REAL, Server, default_model, post, read_reply
 
 MODEL = default_model()
 SECONDS = 60 if os.environ.get("QUIRE_LONG") else 12
@@ -165,6 +167,64 @@ class RealEngine(unittest.TestCase):
             self.assertEqual(reply.status, 400)
             self.assertIn(b"320", reply.body)  # 20 pages of 16 tokens, said with the arithmetic
             self.assertEqual(server.post("/generate", '{"prompt":"Hi","max_tokens":2}').status, 200)
+
+
+class RandomWeights(unittest.TestCase):
+    """--load-format dummy from a config.json alone: what benches need, and no more."""
+
+    CONFIG = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+    }
+
+    def test_config_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "config.json"), "w") as file:
+                json.dump(self.CONFIG, file)
+            refused = subprocess.run(
+                [REAL, "serve", folder, "--port", "0"], capture_output=True, text=True, timeout=60
+            )
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("model.safetensors", refused.stderr)
+            flags = ("--load-format", "dummy", "--kv-cache-memory-bytes", "16M")
+            with Server(*flags, model=folder) as server:
+                body = {"model": "default", "prompt": [5, 6, 7], "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+                answers = [json.loads(server.post("/v1/completions", json.dumps(body)).body) for _ in range(2)]
+                self.assertEqual(answers[0]["usage"]["completion_tokens"], 9)
+                self.assertEqual(answers[0]["choices"][0]["text"], answers[1]["choices"][0]["text"])
+                reply = server.post(
+                    "/generate", '{"input_ids":[5,6,7],"sampling_params":{"max_new_tokens":4,"ignore_eos":true}}'
+                )
+                self.assertEqual(len(json.loads(reply.body)["output_ids"]), 4)
+                self.assertEqual(server.post("/generate", '{"prompt":"bytes","max_tokens":2}').status, 200)
+                chat = '{"model":"default","messages":[{"role":"user","content":"x"}]}'
+                self.assertEqual(server.post("/v1/chat/completions", chat).status, 400)
+                self.assertGreater(server.metric("quire:decode_steps_total"), 0)
+                replays = server.metric("quire:graph_replays_total")
+                if os.environ.get("QUIRE_TEST_DEVICE") == "cuda":
+                    self.assertGreater(replays, 0)
+                else:
+                    self.assertEqual(replays, 0)
+
+    @unittest.skipIf(os.environ.get("QUIRE_TEST_DEVICE") == "cuda", "there is a GPU")
+    def test_no_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "config.json"), "w") as file:
+                json.dump(self.CONFIG, file)
+            command = [REAL, "serve", folder, "--load-format", "dummy", "--port", "0", "--device", "cuda"]
+            refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            self.assertEqual(refused.returncode, 2)
+            said = [line for line in refused.stderr.splitlines() if not line.startswith("time=")]
+            self.assertEqual(len(said), 1, refused.stderr)
 
 
 if __name__ == "__main__":

@@ -487,6 +487,42 @@ static void test_no_such_file(void **state) {
     assert_int_equal(model_files_open("/dev/null", &files, &err), ERR_INVALID);
 }
 
+/* A config alone gives shapes, for random weights only. */
+static void test_shapes_alone(void **state) {
+    struct tiny_model m = tiny();
+    struct model_files *files = NULL, *whole = NULL;
+    struct model_tensor tensor, other;
+    struct err err = {0};
+    char types[64];
+    int64_t parameters, counted;
+    m.extra = ",\"torch_dtype\":\"float16\"";
+    tiny_make(&m, 1);
+    assert_int_equal(model_files_open_shapes(m.folder, &whole, &err), 0); /* what is there is taken */
+    tiny_remove_file(&m, "model.safetensors");
+    assert_int_equal(model_files_open(m.folder, &files, &err), ERR_NOT_FOUND);
+    if (model_files_open_shapes(m.folder, &files, &err)) fail_msg("%s", err.text);
+    for (int role = 0; role < ROLE_COUNT; role++) {
+        int rc = model_files_tensor(files, (enum tensor_role)role, 1, &tensor, &err);
+        assert_int_equal(rc, model_files_tensor(whole, (enum tensor_role)role, 1, &other, &err));
+        if (rc) continue;
+        assert_int_equal(tensor.rows, other.rows);
+        assert_int_equal(tensor.cols, other.cols);
+        assert_int_equal(tensor.dtype, role_is_matrix((enum tensor_role)role) ? DTYPE_F16 : DTYPE_F32);
+        assert_null(tensor.data);
+    }
+    model_files_summary(files, types, sizeof types, &parameters);
+    assert_string_equal(types, "f16 (16), f32 (5)");
+    model_files_summary(whole, types, sizeof types, &counted);
+    assert_int_equal(parameters, counted);
+    model_files_close(files);
+    model_files_close(whole);
+    m.extra = ",\"torch_dtype\":\"float64\"";
+    tiny_write_config(&m);
+    assert_int_equal(model_files_open_shapes(m.folder, &files, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "float64"));
+    tiny_free(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_llama),      cmocka_unit_test(test_config_families),
@@ -495,7 +531,7 @@ int main(void) {
         cmocka_unit_test(test_folder_refused),    cmocka_unit_test(test_shards),
         cmocka_unit_test(test_default_model),     cmocka_unit_test(test_gguf_config),
         cmocka_unit_test(test_default_model_cut), cmocka_unit_test(test_corpus),
-        cmocka_unit_test(test_no_such_file),
+        cmocka_unit_test(test_no_such_file),      cmocka_unit_test(test_shapes_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -306,6 +306,39 @@ static void test_missing_and_broken_files(void **state) {
     }
 }
 
+/* Without tokenizer.json, where that is allowed: ids below 256 are the bytes, the others spaces. */
+static void test_stand_in(void **state) {
+    const struct text_options options = {.stand_in = true};
+    const char *said = "caf\xc3\xa9 0";
+    struct text *text = NULL;
+    struct err err = {0};
+    struct buf out = {0};
+    int32_t ids[16], drawn[4] = {'h', 'i', 900, 999};
+    size_t count;
+    folder_empty();
+    folder_put("config.json", "{\"vocab_size\":1000,\"eos_token_id\":[2,999]}");
+    assert_int_equal(text_open(folder, NULL, &text, &err), ERR_NOT_FOUND);
+    if (text_open(folder, &options, &text, &err)) fail_msg("%s", err.text);
+    assert_int_equal(text_info(text)->vocab, 1000);
+    assert_int_equal(text_info(text)->eos_count, 2);
+    assert_false(text_info(text)->has_chat_template);
+    assert_int_equal(text_encode(text, said, strlen(said), TEXT_ADD_SPECIAL, ids, 16, &count, &err), 0);
+    assert_int_equal(count, strlen(said));
+    for (size_t i = 0; i < count; i++) assert_int_equal(ids[i], (unsigned char)said[i]);
+    text_decode(text, ids, count, true, &out);
+    assert_string_equal(out.data, said);
+    buf_clear(&out);
+    text_decode(text, drawn, 4, true, &out);
+    assert_string_equal(out.data, "hi  ");
+    buf_deinit(&out);
+    text_close(text);
+    folder_put("config.json", "{\"vocab_size\":0}");
+    assert_int_equal(text_open(folder, &options, &text, &err), ERR_INVALID);
+    folder_put("config.json", "{}");
+    assert_int_equal(text_open(folder, &options, &text, &err), ERR_INVALID);
+    assert_non_null(strstr(err.text, "vocab_size"));
+}
+
 /* ---- chat ------------------------------------------------------------------ */
 
 static cJSON *json(const char *text) {
@@ -541,6 +574,7 @@ int main(void) {
         cmocka_unit_test(test_normalised),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_missing_and_broken_files),
+        cmocka_unit_test(test_stand_in),
         cmocka_unit_test(test_where_templates_come_from),
         cmocka_unit_test(test_no_template),
         cmocka_unit_test(test_messages_are_not_trusted),
