@@ -40,19 +40,24 @@ int op_linear_gated(struct backend *backend, const struct op_linear_gated_args *
 /* ---- q, k and v ---------------------------------------------------------------------------------------------------
  */
 
+/* A call takes rows of one stride: head by head over all tokens, or token by token over all heads, whichever is fewer
+ * calls. */
 static int heads_norm(struct backend *backend, const struct op_qkv_finish_args *args, unsigned char *at, int64_t heads,
                       const float *weight, struct err *err) {
-    const int64_t dim = args->kv.head_dim, bytes = act_bytes(backend);
+    const int64_t dim = args->kv.head_dim, bytes = act_bytes(backend), tokens = args->shape.tokens;
+    const bool by_token = tokens < heads;
+    const int64_t calls = by_token ? tokens : heads, apart = by_token ? args->qkv_stride : dim;
+    const int64_t stride = by_token ? dim : args->qkv_stride;
     int rc = 0;
-    for (int64_t h = 0; rc == 0 && h < heads; h++) {
-        void *x = at + h * dim * bytes;
+    for (int64_t i = 0; rc == 0 && i < calls; i++) {
+        void *x = at + i * apart * bytes;
         const struct op_rms_norm_args norm = {.x = x,
                                               .weight = weight,
                                               .out = x,
-                                              .rows = args->shape.tokens,
+                                              .rows = by_token ? heads : tokens,
                                               .dim = dim,
-                                              .x_stride = args->qkv_stride,
-                                              .out_stride = args->qkv_stride,
+                                              .x_stride = stride,
+                                              .out_stride = stride,
                                               .eps = args->norm_eps,
                                               .weight_offset = args->norm_weight_offset};
         rc = op_rms_norm(backend, &norm, err);
