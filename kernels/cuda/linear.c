@@ -1,13 +1,36 @@
 /* op_linear and op_linear_gated: which kernel multiplies. The portable ones take everything. */
+#include "engine/base/mem.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/linear_private.h"
 
 int cuda_linear_open(struct backend *backend, struct err *err) {
-    return CUDA_TRY(backend, (cudaError_t)linear_mma_open(backend->cuda), err);
+    struct cuda *cuda = backend->cuda;
+    struct cuda_linear *linear = mem_zalloc(1, sizeof *linear);
+    cuda->linear = linear;
+    int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
+    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
+        rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90), err);
+    if (rc) return rc;
+    rc = linear_gemm_open(&linear->gemm, cuda);
+    return rc ? err_set(err, ERR_FATAL, "cuBLASLt does not open: status %d", rc) : 0;
 }
 
 void cuda_linear_close(struct backend *backend) {
-    (void)backend;
+    struct cuda_linear *linear = backend->cuda->linear;
+    if (!linear) return;
+    linear_sm90_close(&linear->sm90);
+    linear_gemm_close(&linear->gemm);
+    mem_free(linear);
+    backend->cuda->linear = NULL;
+}
+
+/* ---- which kernel --------------------------------------------------------------------------------------------------
+ * Up to 32 rows the own kernels are ahead of the library's, by measurement (see tests/bench/SPEED.md). */
+
+enum { GEMM_ROWS_MIN = 33 };
+
+static bool gemm_takes(const struct cuda *cuda, const struct linear_product *p) {
+    return !cuda->batch_invariant && p->rows >= GEMM_ROWS_MIN && linear_gemm_takes(p);
 }
 
 /* One segment of op_linear. */
@@ -32,7 +55,14 @@ static struct linear_product segment_product(const struct op_linear_args *args,
 }
 
 static int product_run(struct backend *backend, const struct linear_product *p, struct err *err) {
-    cudaError_t code = (cudaError_t)linear_mma_launch(backend->cuda->stream, p, backend->cuda->batch_invariant);
+    struct cuda *cuda = backend->cuda;
+    if (gemm_takes(cuda, p)) {
+        const int rc = linear_gemm_launch(&cuda->linear->gemm, cuda->stream, cuda->scratch, p);
+        return rc ? err_set(err, ERR_FATAL, "cuBLASLt: status %d for %d rows of a [%d, %d] matrix", rc, p->rows, p->out,
+                            p->cols)
+                  : CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
+    }
+    cudaError_t code = (cudaError_t)linear_mma_launch(cuda->stream, p, cuda->batch_invariant);
     return cuda_failed(backend, code, "a product of matrices", __FILE__, __LINE__, err);
 }
 
@@ -82,5 +112,11 @@ int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_a
         .activation = args->activation,
         .gated = true,
     };
-    return product_run(backend, &p, err);
+    struct linear_product both = p; /* the matrix as it lies, its activation after it */
+    both.gated = false, both.y = args->gate_up, both.y_stride = w->base.rows;
+    if (!gemm_takes(backend->cuda, &both)) return product_run(backend, &p, err);
+    int rc = product_run(backend, &both, err);
+    return rc ? rc
+              : cuda_gated_act_interleaved(backend, args->gate_up, args->out, args->rows, w->base.rows / 2,
+                                           args->activation, err);
 }

@@ -4,6 +4,8 @@
 #ifndef QUIRE_KERNELS_CUDA_LINEAR_PRIVATE_H
 #define QUIRE_KERNELS_CUDA_LINEAR_PRIVATE_H
 
+#include <cublasLt.h>
+
 #include "kernels/cuda/cuda_weight.h"
 
 #ifdef __cplusplus
@@ -27,6 +29,48 @@ struct linear_product {
  * number of rows; else few rows are summed in several chains, which is faster. */
 int linear_mma_open(const struct cuda *cuda); /* raises limits of shared memory, once; a cudaError_t */
 int linear_mma_launch(cudaStream_t stream, const struct linear_product *p, bool invariant); /* a cudaError_t */
+
+/* linear_sm90.cu: wgmma fed by tensor copies; bf16 weights, x of whole 16-byte pieces. */
+#define LINEAR_SM90_ARRIVALS 1024 /* twice the tiles of a product whose columns are split: fewer than clusters */
+struct linear_sm90 {
+    void *encode;       /* cuTensorMapEncodeTiled */
+    unsigned *arrivals; /* device [LINEAR_SM90_ARRIVALS], zero between launches */
+    int clusters;       /* of two blocks, that run at once */
+};
+int linear_sm90_open(struct linear_sm90 *sm90); /* a cudaError_t */
+void linear_sm90_close(struct linear_sm90 *sm90);
+bool linear_sm90_takes(const struct linear_product *p);
+/* scratch: CUDA_SCRATCH_BYTES */
+int linear_sm90_launch(const struct linear_sm90 *sm90, cudaStream_t stream, void *scratch,
+                       const struct linear_product *p); /* a cudaError_t */
+
+/* linear_gemm.c: cuBLASLt; bf16 weights, everything in whole 16-byte pieces, no bias, not gated. */
+#define GEMM_CHOICES 256 /* shapes of a model times classes of rows: 5 times 14, with some of other strides */
+struct gemm_class {
+    int32_t out, cols, rows, pitches; /* rows: the class's upper end; pitches: strides, f32 and accumulate in one */
+};
+struct gemm_choice {
+    struct gemm_class key;
+    bool known;
+    cublasLtMatmulAlgo_t algorithm;
+};
+struct linear_gemm {
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatmulPreference_t preference;
+    bool measured; /* the table was measured with this library on such a GPU */
+    struct gemm_choice choices[GEMM_CHOICES];
+};
+int linear_gemm_open(struct linear_gemm *gemm, const struct cuda *cuda); /* these return a cublasStatus_t */
+void linear_gemm_close(struct linear_gemm *gemm);
+bool linear_gemm_takes(const struct linear_product *p);
+int linear_gemm_launch(struct linear_gemm *gemm, cudaStream_t stream, void *scratch, const struct linear_product *p);
+
+/* What cuda_linear_open keeps. */
+struct cuda_linear {
+    struct linear_gemm gemm;
+    struct linear_sm90 sm90; /* clusters is 0 where this GPU, or a switch, has none */
+};
 
 #ifdef __cplusplus
 }

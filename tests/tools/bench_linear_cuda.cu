@@ -1,0 +1,208 @@
+/* Speed and results of the CUDA products of bf16 weights, kernel by kernel, on the shapes of known models.
+ *
+ *   bench_linear_cuda [check]
+ *
+ * check: results of every kernel on many shapes against a plain kernel in double precision, the first difference
+ * printed. Otherwise a table: microseconds (median of 5 runs of several calls back to back, other weights each call),
+ * TB/s of weights, TFLOP/s. */
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/linear_private.h"
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const int code_ = (int)(call);                                                                                 \
+        if (code_) {                                                                                                   \
+            printf("%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, code_, cudaGetErrorString((cudaError_t)code_));    \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static __global__ void fill(__nv_bfloat16 *p, size_t n, unsigned seed, float scale) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        unsigned h = (unsigned)i * 2654435761u + seed * 40503u + (unsigned)(i >> 32);
+        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
+        p[i] = __float2bfloat16(((float)(h & 0xffff) / 32768.0f - 1.0f) * scale);
+    }
+}
+
+/* One value a warp. */
+static __global__ void plain(const __nv_bfloat16 *x, const __nv_bfloat16 *w, double *y, int rows, int out, int cols) {
+    const int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (at >= (int64_t)rows * out) return;
+    const __nv_bfloat16 *a = x + at / out * cols, *b = w + at % out * cols;
+    double sum = 0;
+    for (int i = threadIdx.x % 32; i < cols; i += 32) sum += (double)__bfloat162float(a[i]) * __bfloat162float(b[i]);
+    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    if (threadIdx.x % 32 == 0) y[at] = sum;
+}
+
+static cudaStream_t stream;
+static struct linear_sm90 sm90;
+static void *scratch;
+static const struct cuda no_device = {};
+
+enum kernel { KERNEL_SM90, KERNEL_MMA, KERNEL_CHAIN, KERNEL_COUNT };
+static const char *const names[KERNEL_COUNT] = {"sm90", "mma", "chain"};
+
+static int launch(int kernel, const linear_product *p) {
+    if (kernel == KERNEL_SM90) return linear_sm90_launch(&sm90, stream, scratch, p);
+    return linear_mma_launch(stream, p, kernel == KERNEL_CHAIN);
+}
+
+static bool check(int kernel, int out, int cols, int rows, bool gated, bool out_f32, bool bias_on, bool accumulate) {
+    __nv_bfloat16 *x, *w;
+    float *bias;
+    double *want;
+    void *y;
+    const size_t n = (size_t)rows * out;
+    TRY(cudaMalloc(&x, (size_t)rows * cols * 2));
+    TRY(cudaMalloc(&w, (size_t)out * cols * 2));
+    TRY(cudaMalloc(&y, n * 4));
+    TRY(cudaMalloc(&bias, (size_t)out * 4));
+    TRY(cudaMalloc(&want, n * 8));
+    TRY(cudaMemset(y, accumulate ? 0 : 0xff, n * 4));
+    fill<<<512, 256, 0, stream>>>(x, (size_t)rows * cols, 1, 1.0f);
+    fill<<<512, 256, 0, stream>>>(w, (size_t)out * cols, 2, 1.7f / sqrtf((float)cols));
+    std::vector<float> b((size_t)out);
+    for (int i = 0; i < out; i++) b[(size_t)i] = (float)(i % 13) / 7.0f;
+    TRY(cudaMemcpy(bias, b.data(), b.size() * 4, cudaMemcpyHostToDevice));
+    plain<<<(unsigned)((n * 32 + 255) / 256), 256, 0, stream>>>(x, w, want, rows, out, cols);
+    linear_product p = {};
+    p.x = x, p.w = w, p.y = y, p.bias = bias_on ? bias : NULL;
+    p.x_stride = cols, p.y_stride = gated ? out / 2 : out, p.pitch = cols;
+    p.rows = rows, p.out = out, p.cols = cols, p.dtype = DTYPE_BF16;
+    p.gated = gated, p.out_f32 = out_f32, p.accumulate = accumulate;
+    for (int again = 0; again < (accumulate ? 1 : 2); again++) TRY(launch(kernel, &p));
+    TRY(cudaStreamSynchronize(stream));
+    std::vector<double> exact(n);
+    std::vector<uint32_t> raw(n);
+    TRY(cudaMemcpy(exact.data(), want, n * 8, cudaMemcpyDeviceToHost));
+    TRY(cudaMemcpy(raw.data(), y, n * 4, cudaMemcpyDeviceToHost));
+    const uint16_t *half = (const uint16_t *)raw.data();
+    const int width = gated ? out / 2 : out;
+    double worst = 0;
+    long bad = 0, first = -1;
+    for (size_t i = 0; i < (size_t)rows * (size_t)width; i++) {
+        const size_t r = i / (size_t)width, c = i % (size_t)width;
+        double e = exact[r * (size_t)out + c] + (bias_on ? (double)b[c] : 0);
+        if (gated) {
+            const size_t at = c / 8 * 16 + c % 8;
+            const double g = exact[r * (size_t)out + at] + (bias_on ? (double)b[c] : 0);
+            const double u = exact[r * (size_t)out + at + 8] + (bias_on ? (double)b[(size_t)width + c] : 0);
+            e = g / (1 + exp(-g)) * u;
+        }
+        uint32_t bits = out_f32 ? raw[i] : (uint32_t)half[i] << 16;
+        float got;
+        memcpy(&got, &bits, 4);
+        const double error = fabs((double)got - e), slack = (out_f32 ? 1e-4 : 0.004 * fabs(e) + 1e-4);
+        if (!(error <= slack)) {
+            if (first < 0) {
+                first = (long)i;
+                printf("  %s %d x %d rows %d%s: first at row %zu column %zu: got %g want %g\n", names[kernel], out,
+                       cols, rows, gated ? " gated" : "", r, c, (double)got, e);
+            }
+            bad++;
+        }
+        if (error > worst || error != error) worst = error;
+    }
+    if (bad)
+        printf("BAD  %s %d x %d rows %d gated %d f32 %d bias %d acc %d: %ld of %zu, worst %g\n", names[kernel], out,
+               cols, rows, gated, out_f32, bias_on, accumulate, bad, (size_t)rows * (size_t)width, worst);
+    cudaFree(x), cudaFree(w), cudaFree(y), cudaFree(bias), cudaFree(want);
+    return bad == 0;
+}
+
+static int check_all() {
+    int bad = 0, count = 0;
+    const int rows_all[] = {1, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 511};
+    const int shapes[][2] = {{256, 512}, {4096, 2048}, {1024, 4096}, {272, 1032}, {16, 64}, {520, 576}};
+    for (auto &s : shapes)
+        for (int rows : rows_all) {
+            const int v = rows + s[0] / 16;
+            for (int kernel = 0; kernel < KERNEL_COUNT; kernel++) {
+                if (kernel && rows % 3) continue;
+                bad += !check(kernel, s[0], s[1], rows, false, v % 2, v % 3 == 0, v % 5 == 0), count++;
+                bad += !check(kernel, s[0], s[1], rows, false, false, v % 3 == 1, false), count++;
+                if (s[0] % 16 == 0) bad += !check(kernel, s[0], s[1], rows, true, false, v % 3 == 1, false), count++;
+            }
+        }
+    printf("%d checks, %d bad\n", count, bad);
+    return bad != 0;
+}
+
+struct shape {
+    const char *name;
+    int out, cols;
+    bool gated, head;
+};
+static const shape shapes[] = {
+    {"8b qkv", 6144, 4096, false, false},     {"8b o", 4096, 4096, false, false},
+    {"8b gate_up", 28672, 4096, true, false}, {"8b down", 4096, 14336, false, false},
+    {"8b head", 128256, 4096, false, true},   {"1b qkv", 3072, 2048, false, false},
+    {"1b o", 2048, 2048, false, false},       {"1b gate_up", 16384, 2048, true, false},
+    {"1b down", 2048, 8192, false, false},    {"1b head", 128256, 2048, false, true},
+};
+enum { COPIES = 8 };
+
+int main(int argc, char **argv) {
+    TRY(cudaStreamCreate(&stream));
+    TRY(linear_sm90_open(&sm90));
+    TRY(linear_mma_open(&no_device));
+    TRY(cudaMalloc(&scratch, CUDA_SCRATCH_BYTES));
+    printf("%d clusters at once\n", sm90.clusters);
+    if (argc > 1) return check_all();
+    __nv_bfloat16 *w[COPIES], *x;
+    void *y;
+    for (int i = 0; i < COPIES; i++) {
+        const size_t n = i ? (size_t)28672 * 4096 : (size_t)128256 * 4096;
+        TRY(cudaMalloc(&w[i], n * 2));
+        fill<<<1024, 256, 0, stream>>>(w[i], n, (unsigned)i + 1, 0.03f);
+    }
+    TRY(cudaMalloc(&x, (size_t)8192 * 14336 * 2));
+    TRY(cudaMalloc(&y, (size_t)8192 * 28672 * 2));
+    fill<<<1024, 256, 0, stream>>>(x, (size_t)8192 * 14336, 99, 1.0f);
+    cudaEvent_t begin, end;
+    TRY(cudaEventCreate(&begin));
+    TRY(cudaEventCreate(&end));
+    const int rows_all[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+    for (int kernel = 0; kernel < 2; kernel++)
+        for (const shape &s : shapes)
+            for (int rows : rows_all) {
+                if ((s.head && rows > 256) || (kernel && rows != 1 && rows != 8 && rows != 64 && rows != 2048))
+                    continue;
+                linear_product p = {};
+                p.x = x, p.y = y, p.x_stride = s.cols, p.y_stride = s.gated ? s.out / 2 : s.out, p.pitch = s.cols;
+                p.rows = rows, p.out = s.out, p.cols = s.cols, p.dtype = DTYPE_BF16;
+                p.gated = s.gated, p.out_f32 = s.head;
+                const double bytes = 2.0 * s.out * s.cols, flops = 2.0 * s.out * s.cols * rows;
+                const int calls = flops > 1e11 ? 4 : 16;
+                std::vector<float> us;
+                for (int repeat = 0; repeat < 6; repeat++) {
+                    TRY(cudaEventRecord(begin, stream));
+                    for (int i = 0; i < calls; i++) {
+                        p.w = w[s.head ? 0 : i % COPIES];
+                        TRY(launch(kernel, &p));
+                    }
+                    TRY(cudaEventRecord(end, stream));
+                    TRY(cudaEventSynchronize(end));
+                    float ms;
+                    TRY(cudaEventElapsedTime(&ms, begin, end));
+                    if (repeat) us.push_back(ms * 1000 / (float)calls);
+                }
+                std::sort(us.begin(), us.end());
+                printf("%-5s %-10s %6d x %5d rows %5d: %8.1f us %5.2f TB/s %4.0f TFLOP/s\n", names[kernel], s.name,
+                       s.out, s.cols, rows, us[2], bytes / us[2] / 1e6, flops / us[2] / 1e6);
+                fflush(stdout);
+            }
+    return 0;
+}
