@@ -75,6 +75,7 @@ struct library {
 #define FIELD(name, parameters, arguments) cublasStatus_t(*name) parameters;
     FORWARDED(FIELD)
 #undef FIELD
+    size_t (*cublasLtGetVersion)(void);
 };
 static struct library library;
 static atomic_bool loaded;
@@ -90,6 +91,8 @@ static void library_find(void) {
     whole = whole && library.name;
     FORWARDED(FIND)
 #undef FIND
+    *(void **)&library.cublasLtGetVersion = dlsym(handle, "cublasLtGetVersion");
+    whole = whole && library.cublasLtGetVersion;
     atomic_store_explicit(&loaded, whole, memory_order_release);
 }
 
@@ -107,3 +110,7 @@ int cublaslt_load(struct err *err) {
         return library.name arguments;                                                                                 \
     }
 FORWARDED(FORWARD)
+
+size_t cublasLtGetVersion(void) {
+    return atomic_load_explicit(&loaded, memory_order_acquire) ? library.cublasLtGetVersion() : 0;
+}

@@ -7,7 +7,8 @@ int cuda_linear_open(struct backend *backend, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_linear *linear = mem_zalloc(1, sizeof *linear);
     cuda->linear = linear;
-    int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
+    int rc = cublaslt_load(err);
+    if (!rc) rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
     if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
         rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90), err);
     if (rc) return rc;

@@ -15,6 +15,14 @@ static int32_t rows_class(int32_t rows) {
     return class_rows[i];
 }
 
+/* Three layouts whose numbers are set anew for every product, so that a step allocates nothing. */
+static int layouts_open(struct linear_gemm *gemm) {
+    int rc = (int)cublasLtMatrixLayoutCreate(&gemm->w, CUDA_R_16BF, 64, 64, 64);
+    if (!rc) rc = (int)cublasLtMatrixLayoutCreate(&gemm->x, CUDA_R_16BF, 64, 64, 64);
+    if (!rc) rc = (int)cublasLtMatrixLayoutCreate(&gemm->y, CUDA_R_16BF, 64, 64, 64);
+    return rc;
+}
+
 int linear_gemm_open(struct linear_gemm *gemm, const struct cuda *cuda) {
     memset(gemm, 0, sizeof *gemm);
     gemm->measured = cublasLtGetVersion() == GEMM_TABLE_VERSION && cuda->capability == GEMM_TABLE_CAPABILITY &&
@@ -22,6 +30,7 @@ int linear_gemm_open(struct linear_gemm *gemm, const struct cuda *cuda) {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     const size_t workspace = CUDA_SCRATCH_BYTES;
     int rc = (int)cublasLtCreate(&gemm->handle);
+    if (!rc) rc = layouts_open(gemm);
     if (!rc) rc = (int)cublasLtMatmulDescCreate(&gemm->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!rc)
         rc = (int)cublasLtMatmulDescSetAttribute(gemm->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
@@ -34,6 +43,9 @@ int linear_gemm_open(struct linear_gemm *gemm, const struct cuda *cuda) {
 
 void linear_gemm_close(struct linear_gemm *gemm) {
     if (gemm->preference) cublasLtMatmulPreferenceDestroy(gemm->preference);
+    if (gemm->w) cublasLtMatrixLayoutDestroy(gemm->w);
+    if (gemm->x) cublasLtMatrixLayoutDestroy(gemm->x);
+    if (gemm->y) cublasLtMatrixLayoutDestroy(gemm->y);
     if (gemm->op) cublasLtMatmulDescDestroy(gemm->op);
     if (gemm->handle) cublasLtDestroy(gemm->handle);
     memset(gemm, 0, sizeof *gemm);
@@ -45,21 +57,25 @@ bool linear_gemm_takes(const struct linear_product *p) {
            p->y_stride % piece == 0 && (uintptr_t)p->y % 16 == 0;
 }
 
-/* cuBLASLt counts columns first: y^T [out, rows] = w^T' [cols, out]' x^T [cols, rows]. */
-struct layouts {
-    cublasLtMatrixLayoutOpaque_t w, x, y;
-};
-
-static int layouts_make(const struct linear_product *p, struct layouts *l) {
-    int rc = (int)cublasLtMatrixLayoutInit(&l->w, CUDA_R_16BF, (uint64_t)p->cols, (uint64_t)p->out, p->pitch);
-    if (!rc) rc = (int)cublasLtMatrixLayoutInit(&l->x, CUDA_R_16BF, (uint64_t)p->cols, (uint64_t)p->rows, p->x_stride);
-    if (!rc)
-        rc = (int)cublasLtMatrixLayoutInit(&l->y, p->out_f32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->out,
-                                           (uint64_t)p->rows, p->y_stride);
+static int layout_set(cublasLtMatrixLayout_t layout, cudaDataType_t type, int64_t rows, int64_t cols, int64_t stride) {
+    const uint32_t kind = type;
+    const uint64_t sizes[2] = {(uint64_t)rows, (uint64_t)cols};
+    int rc = (int)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &kind, sizeof kind);
+    if (!rc) rc = (int)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_ROWS, &sizes[0], 8);
+    if (!rc) rc = (int)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &sizes[1], 8);
+    if (!rc) rc = (int)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_LD, &stride, 8);
     return rc;
 }
 
-static bool algorithm_measured(const struct linear_gemm *gemm, const struct linear_product *p, struct layouts *l,
+/* cuBLASLt counts columns first: y^T [out, rows] = w^T' [cols, out]' x^T [cols, rows]. */
+static int layouts_set(struct linear_gemm *gemm, const struct linear_product *p) {
+    int rc = layout_set(gemm->w, CUDA_R_16BF, p->cols, p->out, p->pitch);
+    if (!rc) rc = layout_set(gemm->x, CUDA_R_16BF, p->cols, p->rows, p->x_stride);
+    if (!rc) rc = layout_set(gemm->y, p->out_f32 ? CUDA_R_32F : CUDA_R_16BF, p->out, p->rows, p->y_stride);
+    return rc;
+}
+
+static bool algorithm_measured(const struct linear_gemm *gemm, const struct linear_product *p,
                                cublasLtMatmulAlgo_t *algorithm) {
     const int32_t rows = rows_class(p->rows);
     if (!gemm->measured) return false;
@@ -70,20 +86,20 @@ static bool algorithm_measured(const struct linear_gemm *gemm, const struct line
                                    GEMM_TABLE_WORD_4, GEMM_TABLE_WORD_5, row->word[4], 0};
         cublasLtMatmulHeuristicResult_t result;
         memcpy(algorithm->data, words, sizeof words);
-        return cublasLtMatmulAlgoCheck(gemm->handle, gemm->op, &l->w, &l->x, &l->y, &l->y, algorithm, &result) ==
-                   CUBLAS_STATUS_SUCCESS &&
+        return cublasLtMatmulAlgoCheck(gemm->handle, gemm->op, gemm->w, gemm->x, gemm->y, gemm->y, algorithm,
+                                       &result) == CUBLAS_STATUS_SUCCESS &&
                result.workspaceSize <= CUDA_SCRATCH_BYTES;
     }
     return false;
 }
 
-static int algorithm_choose(const struct linear_gemm *gemm, const struct linear_product *p, struct layouts *l,
+static int algorithm_choose(const struct linear_gemm *gemm, const struct linear_product *p,
                             cublasLtMatmulAlgo_t *algorithm) {
     cublasLtMatmulHeuristicResult_t result;
     int count = 0;
-    if (algorithm_measured(gemm, p, l, algorithm)) return 0;
-    int rc = (int)cublasLtMatmulAlgoGetHeuristic(gemm->handle, gemm->op, &l->w, &l->x, &l->y, &l->y, gemm->preference,
-                                                 1, &result, &count);
+    if (algorithm_measured(gemm, p, algorithm)) return 0;
+    int rc = (int)cublasLtMatmulAlgoGetHeuristic(gemm->handle, gemm->op, gemm->w, gemm->x, gemm->y, gemm->y,
+                                                 gemm->preference, 1, &result, &count);
     if (!rc && count < 1) rc = (int)CUBLAS_STATUS_NOT_SUPPORTED;
     if (!rc) *algorithm = result.algo;
     return rc;
@@ -105,20 +121,19 @@ static struct gemm_choice *choice_find(struct linear_gemm *gemm, const struct ge
 
 int linear_gemm_launch(struct linear_gemm *gemm, cudaStream_t stream, void *scratch, const struct linear_product *p) {
     const float one = 1, beta = p->accumulate ? 1 : 0;
-    struct layouts l;
     struct gemm_class key = {.out = p->out, .cols = p->cols, .rows = rows_class(p->rows)};
     key.pitches = (int32_t)(p->x_stride * 31 + p->y_stride) * 4 + (p->out_f32 ? 2 : 0) + (p->accumulate ? 1 : 0);
-    int rc = layouts_make(p, &l);
+    int rc = layouts_set(gemm, p);
     if (rc) return rc;
     struct gemm_choice *choice = choice_find(gemm, &key);
     for (int attempt = choice->known ? 0 : 1; attempt < 2; attempt++) {
         if (attempt == 1) { /* a new class, or rows of this one that its algorithm does not take */
-            rc = algorithm_choose(gemm, p, &l, &choice->algorithm);
+            rc = algorithm_choose(gemm, p, &choice->algorithm);
             if (rc) return rc;
             choice->key = key, choice->known = true;
         }
-        rc = (int)cublasLtMatmul(gemm->handle, gemm->op, &one, p->w, &l.w, p->x, &l.x, &beta, p->y, &l.y, p->y, &l.y,
-                                 &choice->algorithm, scratch, CUDA_SCRATCH_BYTES, stream);
+        rc = (int)cublasLtMatmul(gemm->handle, gemm->op, &one, p->w, gemm->w, p->x, gemm->x, &beta, p->y, gemm->y, p->y,
+                                 gemm->y, &choice->algorithm, scratch, CUDA_SCRATCH_BYTES, stream);
         if (!rc) return 0;
     }
     return rc;

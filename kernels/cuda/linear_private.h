@@ -4,8 +4,7 @@
 #ifndef QUIRE_KERNELS_CUDA_LINEAR_PRIVATE_H
 #define QUIRE_KERNELS_CUDA_LINEAR_PRIVATE_H
 
-#include <cublasLt.h>
-
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_weight.h"
 
 #ifdef __cplusplus
@@ -57,6 +56,7 @@ struct gemm_choice {
 struct linear_gemm {
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulPreference_t preference;
     bool measured; /* the table was measured with this library on such a GPU */
     struct gemm_choice choices[GEMM_CHOICES];
