@@ -26,12 +26,21 @@ void cuda_linear_close(struct backend *backend) {
 }
 
 /* ---- which kernel --------------------------------------------------------------------------------------------------
- * Up to 32 rows the own kernels are ahead of the library's, by measurement (see tests/bench/SPEED.md). */
+ * Measured on an H200 (tests/bench/SPEED.md): Hopper's kernel is ahead where the activation of gate and up goes with
+ * the product; the library elsewhere, save few rows of small matrices. Quantised weights, odd strides and
+ * batch-invariant results are the portable kernels' alone. */
 
-enum { GEMM_ROWS_MIN = 33 };
+enum route { ROUTE_MMA, ROUTE_SM90, ROUTE_GEMM };
 
-static bool gemm_takes(const struct cuda *cuda, const struct linear_product *p) {
-    return !cuda->batch_invariant && p->rows >= GEMM_ROWS_MIN && linear_gemm_takes(p);
+/* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
+enum { FEW_ROWS = 32, SMALL_VALUES = 8 << 20 };
+
+static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {
+    const bool sm90 = cuda->linear->sm90.clusters > 0 && linear_sm90_takes(p);
+    if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
+    if (p->gated || p->bias) return sm90 ? ROUTE_SM90 : ROUTE_MMA;
+    if (p->rows <= FEW_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
+    return linear_gemm_takes(p) ? ROUTE_GEMM : sm90 ? ROUTE_SM90 : ROUTE_MMA;
 }
 
 /* One segment of op_linear. */
@@ -57,14 +66,22 @@ static struct linear_product segment_product(const struct op_linear_args *args,
 
 static int product_run(struct backend *backend, const struct linear_product *p, struct err *err) {
     struct cuda *cuda = backend->cuda;
-    if (gemm_takes(cuda, p)) {
-        const int rc = linear_gemm_launch(&cuda->linear->gemm, cuda->stream, cuda->scratch, p);
-        return rc ? err_set(err, ERR_FATAL, "cuBLASLt: status %d for %d rows of a [%d, %d] matrix", rc, p->rows, p->out,
-                            p->cols)
-                  : CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
+    struct cuda_linear *linear = cuda->linear;
+    int code;
+    switch (route_of(cuda, p)) {
+    case ROUTE_GEMM:
+        code = linear_gemm_launch(&linear->gemm, cuda->stream, cuda->scratch, p);
+        if (code)
+            return err_set(err, ERR_FATAL, "cuBLASLt: status %d for %d rows of a [%d, %d] matrix", code, p->rows,
+                           p->out, p->cols);
+        return CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
+    case ROUTE_SM90:
+        code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);
+        return CUDA_TRY(backend, (cudaError_t)code, err);
+    default:
+        code = linear_mma_launch(cuda->stream, p, cuda->batch_invariant);
+        return CUDA_TRY(backend, (cudaError_t)code, err);
     }
-    cudaError_t code = (cudaError_t)linear_mma_launch(cuda->stream, p, cuda->batch_invariant);
-    return cuda_failed(backend, code, "a product of matrices", __FILE__, __LINE__, err);
 }
 
 int cuda_op_linear(struct backend *backend, const struct op_linear_args *args, struct err *err) {
@@ -115,7 +132,9 @@ int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_a
     };
     struct linear_product both = p; /* the matrix as it lies, its activation after it */
     both.gated = false, both.y = args->gate_up, both.y_stride = w->base.rows;
-    if (!gemm_takes(backend->cuda, &both)) return product_run(backend, &p, err);
+    if (route_of(backend->cuda, &p) != ROUTE_MMA || both.bias || route_of(backend->cuda, &both) != ROUTE_GEMM ||
+        p.rows <= FEW_ROWS)
+        return product_run(backend, &p, err);
     int rc = product_run(backend, &both, err);
     return rc ? rc
               : cuda_gated_act_interleaved(backend, args->gate_up, args->out, args->rows, w->base.rows / 2,
