@@ -30,39 +30,41 @@ int32_t cuda_prefill_tile_rows(const struct backend *backend, int32_t n_heads, i
     return CUDA_PREFILL_ROWS;
 }
 
-/* Query tokens from which on a sequence is prefill: decode has no tiles for very wide heads. */
-static int32_t prefill_least(int32_t head_dim) {
-    return head_dim > DECODE_HEAD_DIM_MAX ? 1 : 2;
+/* Query tokens from which on a sequence is prefill. Decode has no tiles for very wide heads, and cuts the keys of a
+ * sequence by what else is in the batch. */
+static int32_t prefill_least(const struct backend *backend, int32_t head_dim) {
+    return backend->cuda->batch_invariant || head_dim > DECODE_HEAD_DIM_MAX ? 1 : 2;
 }
 
 /* Every sequence of prefill ends in a tile that may not be full. */
-static int32_t tiles_most(int32_t tokens, int32_t seqs, int32_t tile_rows, int32_t head_dim) {
-    return tokens / tile_rows + smaller(seqs, tokens / prefill_least(head_dim));
+static int32_t tiles_most(const struct backend *backend, int32_t tokens, int32_t seqs, int32_t tile_rows,
+                          int32_t head_dim) {
+    return tokens / tile_rows + smaller(seqs, tokens / prefill_least(backend, head_dim));
 }
 
 struct decode_layout {
     size_t shares, warps, seqs, bytes; /* offsets; the counters lie at 0 */
 };
 
-static struct decode_layout decode_layout_of(int32_t ctas, int32_t seqs) {
+static struct decode_layout decode_layout_of(int32_t ctas, int32_t warps, int32_t seqs) {
     struct decode_layout at;
     at.shares = ((size_t)ctas * sizeof(int32_t) + 15) / 16 * 16;
     at.warps = at.shares + (size_t)ctas * sizeof(struct decode_share);
-    at.seqs = at.warps + (size_t)ctas * DECODE_WARPS * sizeof(struct decode_range);
+    at.seqs = at.warps + (size_t)ctas * (size_t)warps * sizeof(struct decode_range);
     at.bytes = at.seqs + (size_t)seqs * sizeof(struct decode_range);
     return at;
 }
 
 size_t cuda_attention_bytes(const struct backend *backend, int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max,
                             int32_t n_heads, int32_t head_dim) {
-    return cuda_decode_workspace(backend, seqs_max, n_heads, head_dim);
+    return cuda_decode_workspace(backend, n_heads, head_dim);
 }
 
 size_t cuda_plan_step_bytes(const struct backend *backend, int32_t tokens_max, int32_t seqs_max, int32_t kv_len_max,
                             int32_t n_heads, int32_t head_dim) {
-    size_t tiles =
-        (size_t)tiles_most(tokens_max, seqs_max, CUDA_PREFILL_ROWS_LEAST, head_dim) * sizeof(struct prefill_tile);
-    return decode_layout_of(backend->cuda->sms, seqs_max).bytes + tiles + 2 * 64;
+    size_t tiles = (size_t)tiles_most(backend, tokens_max, seqs_max, CUDA_PREFILL_ROWS_LEAST, head_dim) *
+                   sizeof(struct prefill_tile);
+    return decode_layout_of(backend->cuda->sms, DECODE_WARPS, seqs_max).bytes + tiles + 2 * 64;
 }
 
 /* ---- prefill: tiles of successive tokens, sequence by sequence -----------------------------------------------------
@@ -112,12 +114,12 @@ static bool prefill_make(struct backend *backend, struct cuda_attention_plan *pl
     struct prefill_plan *prefill = &plan->prefill;
     prefill->tile_rows =
         cuda_prefill_tile_rows(backend, options->n_heads, options->n_kv_heads, options->head_dim, options->page_size);
-    const int32_t most = tiles_most(shape->tokens, shape->seqs, prefill->tile_rows, options->head_dim);
+    const int32_t most = tiles_most(backend, shape->tokens, shape->seqs, prefill->tile_rows, options->head_dim);
     struct prefill_tile *tiles = backend_step_alloc(backend, (size_t)most * sizeof *tiles);
     if (!tiles) return false;
     prefill->tiles = tiles;
     if (plan->decode.seqs == shape->tokens) return true;
-    const int32_t least = prefill_least(options->head_dim);
+    const int32_t least = prefill_least(backend, options->head_dim);
     int32_t *sorted = ARENA_ARRAY(arena, int32_t, shape->seqs);
     int32_t count = 0, longest = 1, place[CLASSES + 1] = {0};
     for (int32_t s = 0; s < shape->seqs; s++) longest = larger(longest, shape->kv_len[s]);
@@ -143,41 +145,45 @@ static bool prefill_make(struct backend *backend, struct cuda_attention_plan *pl
 /* ---- decode: equal pieces of one line of blocks -------------------------------------------------------------------
  */
 
-/* Blocks that a warp gets at least, so that a small batch does not end in more folding than reading. */
-#define BLOCKS_LEAST 2
-
 /* The line that is cut: the sequences' places on it, and how it is cut. */
 struct decode_line {
     const struct decode_range *seqs; /* [count] */
+    const int32_t *blocks_of;        /* [count] of one unit of each sequence */
     const int64_t *start;            /* [count + 1] blocks before each sequence */
-    int32_t count, tiles, keys;      /* tiles of a sequence, keys of a block */
-    int64_t blocks, warps;           /* warps that get any */
-    int32_t warps_per_cta;
-    bool splits; /* pieces end where splits do */
+    int32_t count, warps;            /* warps: of a CTA */
+    int64_t blocks, pieces;          /* pieces: warps that get any */
 };
 
+/* A place on the line. */
+struct decode_place {
+    int64_t at, unit; /* blocks before it; and before the unit that it lies in */
+    int32_t seq, tile;
+};
+
+static int32_t decode_tiles(const struct attention_plan_options *options) {
+    const int32_t group = options->n_heads / options->n_kv_heads, most = decode_tile_heads_max(options->head_dim);
+    return options->n_kv_heads * ceil_div(group, most);
+}
+
 /* Fills the sequences' records; returns how many there are. */
-static int32_t decode_seqs(struct decode_range *seqs, int64_t *start, const struct attention_plan_options *options,
-                           int32_t tiles, struct attention_plan *head) {
+static int32_t decode_seqs(struct decode_range *seqs, int32_t *blocks_of, int64_t *start,
+                           const struct attention_plan_options *options, struct attention_plan *head) {
     const struct attention_shape *shape = &options->shape;
-    const int32_t keys = decode_block_keys(options->head_dim);
-    const bool none = prefill_least(options->head_dim) == 1;
+    const int32_t keys = decode_block_keys(options->head_dim), tiles = decode_tiles(options);
     int32_t count = 0;
     int64_t at = 0;
     for (int32_t s = 0; s < shape->seqs; s++) {
-        if (none || shape->q_start[s + 1] - shape->q_start[s] != 1) continue;
+        if (shape->q_start[s + 1] - shape->q_start[s] != 1) continue;
         const int32_t kv_len = shape->kv_len[s], seen = keys_seen(kv_len - 1, options->window);
-        const int32_t first = (kv_len - seen) / keys, blocks = ceil_div(kv_len, keys) - first;
         seqs[count] = (struct decode_range){
             .seq = count,
             .row = shape->q_start[s],
             .slot = shape->slots[s],
             .kv_len = kv_len,
-            .first = first,
-            .blocks = blocks,
         };
-        start[count++] = at;
-        at += (int64_t)blocks * tiles;
+        blocks_of[count] = ceil_div(kv_len, keys) - (kv_len - seen) / keys;
+        start[count] = at;
+        at += (int64_t)blocks_of[count++] * tiles;
         head->keys += (uint64_t)seen;
         head->keys_read += (uint64_t)seen;
     }
@@ -185,100 +191,101 @@ static int32_t decode_seqs(struct decode_range *seqs, int64_t *start, const stru
     return count;
 }
 
-/* The first block of a warp's piece, as if all pieces were equal. */
-static int64_t piece_begin(const struct decode_line *line, int64_t warp) {
-    return warp >= line->warps ? line->blocks : warp * line->blocks / line->warps;
-}
-
-/* The warp whose piece a block lies in. */
-static int64_t piece_of(const struct decode_line *line, int64_t block) {
-    return ((block + 1) * line->warps - 1) / line->blocks;
-}
-
-/* Back to where the split begins that a block lies in. */
-static int64_t split_begin(const struct decode_line *line, const struct decode_range *seq, int64_t block,
-                           int64_t start) {
-    if (!line->splits || block >= line->blocks) return block;
-    const int32_t split = DECODE_SPLIT_KEYS(seq->kv_len) / line->keys;
-    const int32_t within = (int32_t)((block - start) % seq->blocks);
-    return block - smaller((seq->first + within) % split, within);
-}
-
-static void pieces_cut(const struct decode_line *line, struct decode_range *warps, int32_t ctas) {
-    int32_t s = 0;
-    int64_t begin = 0;
-    int32_t begin_seq = 0;
-    memset(warps, 0, (size_t)ctas * DECODE_WARPS * sizeof *warps);
-    for (int64_t w = 0; w < line->warps; w++) {
-        int64_t end = piece_begin(line, w + 1);
-        while (s + 1 < line->count && line->start[s + 1] <= end) s++;
-        end = split_begin(line, &line->seqs[s], end, line->start[s]);
-        struct decode_range *warp = &warps[w / line->warps_per_cta * DECODE_WARPS + w % line->warps_per_cta];
-        *warp = line->seqs[begin_seq];
-        warp->offset = (int32_t)(begin - line->start[begin_seq]);
-        warp->count = (int32_t)(end - begin);
-        begin = end;
-        begin_seq = s;
-    }
-}
-
-/* Which CTAs a CTA shares its first and its last unit with. */
-static void shares_find(const struct decode_line *line, struct decode_share *shares, int32_t ctas) {
-    int32_t s = 0;
-    for (int32_t c = 0; c < ctas; c++) {
-        const int64_t begin = piece_begin(line, (int64_t)c * line->warps_per_cta);
-        const int64_t end = piece_begin(line, (int64_t)(c + 1) * line->warps_per_cta);
-        struct decode_share *share = &shares[c];
-        *share = (struct decode_share){-1, -1, -1, 0};
-        if (begin == end || line->splits) continue;
-        while (line->start[s + 1] <= begin) s++;
-        int64_t unit = begin - (begin - line->start[s]) % line->seqs[s].blocks;
-        if (unit < begin) {
-            share->first_before = (int32_t)(piece_of(line, unit) / line->warps_per_cta);
-            share->last_before = (int32_t)(piece_of(line, unit + line->seqs[s].blocks - 1) / line->warps_per_cta);
-            if (share->last_before > c) continue;
+/* Moves on to block `at` of the line, from a place before it. */
+static void place_move(const struct decode_line *line, struct decode_place *place, int64_t at) {
+    place->at = at;
+    while (place->seq < line->count && at >= place->unit + line->blocks_of[place->seq]) {
+        if (at >= line->start[place->seq + 1]) {
+            place->seq++;
+            place->tile = 0;
+            place->unit = line->start[place->seq];
+        } else {
+            const int64_t more = (at - place->unit) / line->blocks_of[place->seq];
+            place->tile += (int32_t)more;
+            place->unit += more * line->blocks_of[place->seq];
         }
-        if (end == line->blocks) continue;
-        while (line->start[s + 1] <= end) s++;
-        unit = end - (end - line->start[s]) % line->seqs[s].blocks;
-        if (unit < end)
-            share->last_after = (int32_t)(piece_of(line, unit + line->seqs[s].blocks - 1) / line->warps_per_cta);
     }
 }
 
-static int32_t decode_tiles(const struct attention_plan_options *options) {
-    const int32_t group = options->n_heads / options->n_kv_heads, most = decode_tile_heads_max(options->head_dim);
-    return options->n_kv_heads * ceil_div(group, most);
+/* The CTA whose pieces a block lies in: piece i begins at block i * blocks / pieces. */
+static int32_t cta_of(const struct decode_line *line, int64_t block) {
+    return (int32_t)(((block + 1) * line->pieces - 1) / line->blocks / line->warps);
+}
+
+/* What a CTA shares: `begin` and `end` are the places where its pieces do. */
+static struct decode_share share_of(const struct decode_line *line, const struct decode_place *begin,
+                                    const struct decode_place *end, int32_t cta, int32_t colour) {
+    struct decode_share share = {-1, -1, -1, colour};
+    if (begin->unit < begin->at) {
+        share.first_before = cta_of(line, begin->unit);
+        share.last_before = cta_of(line, begin->unit + line->blocks_of[begin->seq] - 1);
+        if (share.last_before > cta) return share;
+    }
+    if (end->at < line->blocks && end->unit < end->at)
+        share.last_after = cta_of(line, end->unit + line->blocks_of[end->seq] - 1);
+    return share;
+}
+
+static void line_cut(const struct decode_line *line, struct decode_range *warps, struct decode_share *shares,
+                     int32_t ctas) {
+    struct decode_place begin = {0}, end = {0}, cta_begin = {0};
+    const int64_t step = line->blocks / line->pieces, rest = line->blocks % line->pieces;
+    int64_t at = 0, over = 0; /* piece * blocks / pieces and its remainder, carried on without division */
+    int32_t colour = 0;
+    for (int32_t c = 0; c < ctas; c++) {
+        for (int32_t w = 0; w < line->warps; w++) {
+            struct decode_range *warp = &warps[c * line->warps + w];
+            if ((int64_t)c * line->warps + w >= line->pieces) {
+                *warp = (struct decode_range){0};
+                continue;
+            }
+            at += step;
+            over += rest;
+            if (over >= line->pieces) at++, over -= line->pieces;
+            place_move(line, &end, at);
+            *warp = line->seqs[begin.seq];
+            warp->tile = begin.tile;
+            warp->block = (int32_t)(begin.at - begin.unit);
+            warp->count = (int32_t)(end.at - begin.at);
+            begin = end;
+        }
+        shares[c] = (struct decode_share){-1, -1, -1, 0};
+        if (end.at > cta_begin.at) shares[c] = share_of(line, &cta_begin, &end, c, colour);
+        if (shares[c].last_after >= 0) colour ^= 1;
+        cta_begin = end;
+    }
 }
 
 static bool decode_make(struct backend *backend, struct cuda_attention_plan *plan,
                         const struct attention_plan_options *options, struct arena *arena) {
     struct decode_plan *decode = &plan->decode;
     const int32_t ctas = options->workers > 0 ? smaller(options->workers, backend->cuda->sms) : backend->cuda->sms;
-    const struct decode_layout at = decode_layout_of(ctas, options->shape.seqs);
+    const int32_t warps = cuda_decode_warps(backend, options->head_dim), seqs = options->shape.seqs;
+    const struct decode_layout at = decode_layout_of(ctas, warps, seqs);
     unsigned char *work = backend_step_alloc(backend, at.bytes);
     if (!work) return false;
     decode->ctas = ctas;
+    decode->warps = warps;
     decode->work = work;
     decode->work_bytes = at.bytes;
-    struct decode_range *seqs = (void *)(work + at.seqs);
-    int64_t *start = ARENA_ARRAY(arena, int64_t, options->shape.seqs + 1);
-    struct decode_line line = {
-        .seqs = seqs,
+    struct decode_range *ranges = (void *)(work + at.seqs);
+    int64_t *start = ARENA_ARRAY(arena, int64_t, seqs + 1);
+    int32_t *blocks_of = ARENA_ARRAY(arena, int32_t, seqs + 1);
+    if (prefill_least(backend, options->head_dim) > 1)
+        decode->seqs = decode_seqs(ranges, blocks_of, start, options, &plan->head);
+    if (!decode->seqs) return true;
+    const int64_t blocks = start[decode->seqs], most = (int64_t)ctas * warps;
+    const struct decode_line line = {
+        .seqs = ranges,
+        .blocks_of = blocks_of,
         .start = start,
-        .tiles = decode_tiles(options),
-        .keys = decode_block_keys(options->head_dim),
-        .splits = backend->cuda->batch_invariant,
+        .count = decode->seqs,
+        .warps = warps,
+        .blocks = blocks,
+        .pieces = blocks < most ? blocks : most,
     };
-    decode->seqs = line.count = decode_seqs(seqs, start, options, line.tiles, &plan->head);
-    line.blocks = start[line.count];
-    if (!line.count) return true;
-    const int64_t pieces = line.blocks < BLOCKS_LEAST ? 1 : line.blocks / BLOCKS_LEAST;
-    line.warps_per_cta = pieces >= (int64_t)ctas * DECODE_WARPS ? DECODE_WARPS : larger(1, (int32_t)(pieces / ctas));
-    line.warps = (int64_t)ctas * line.warps_per_cta < pieces ? (int64_t)ctas * line.warps_per_cta : pieces;
     memset(work, 0, at.shares);
-    pieces_cut(&line, (void *)(work + at.warps), ctas);
-    shares_find(&line, (void *)(work + at.shares), ctas);
+    line_cut(&line, (void *)(work + at.warps), (void *)(work + at.shares), ctas);
     return true;
 }
 
@@ -302,8 +309,7 @@ const struct attention_plan *cuda_plan_make(struct backend *backend, const struc
     };
     if (!decode_make(backend, plan, options, arena) || !prefill_make(backend, plan, options, arena)) return NULL;
     if (plan->decode.seqs)
-        plan->head.workspace_bytes =
-            cuda_decode_workspace(backend, plan->decode.seqs, options->n_heads, options->head_dim);
+        plan->head.workspace_bytes = cuda_decode_workspace(backend, options->n_heads, options->head_dim);
     return &plan->head;
 }
 

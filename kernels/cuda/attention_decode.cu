@@ -26,9 +26,9 @@ struct decode_params {
     int32_t *counters;     /* [ctas] */
     const struct decode_share *shares;
     const struct decode_range *ranges, *seqs;
-    float *partials;        /* [ctas][2] slots; in batch-invariant mode [seqs][tiles][DECODE_SPLITS_MAX] slots */
-    int32_t stages, splits; /* of a ring; splits: batch-invariant mode */
-    bool vector;            /* q and out lie so that 16 bytes at a time can be moved */
+    float *partials;       /* [ctas][2] slots; in batch-invariant mode [seqs][tiles][DECODE_SPLITS_MAX] slots */
+    int32_t warps, stages; /* of a CTA; of a ring */
+    bool vector;           /* q and out lie so that 16 bytes at a time can be moved; the exact kernels need it */
 };
 
 #define LOG2_E 1.4426950408889634f
@@ -43,8 +43,8 @@ static __host__ __device__ __forceinline__ int32_t slot_floats(int32_t tile_head
  */
 
 struct cursor {
-    struct decode_range at; /* of the sequence */
-    int32_t tile, block;
+    struct decode_range at; /* of the sequence; tile and block move */
+    int32_t first, blocks;  /* first block that the query sees, and how many from there */
 };
 
 static __device__ __forceinline__ struct decode_range range_load(const struct decode_range *from) {
@@ -53,12 +53,21 @@ static __device__ __forceinline__ struct decode_range range_load(const struct de
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
+template <int KEYS>
+static __device__ __forceinline__ void cursor_set(struct cursor &c, const struct decode_params &p,
+                                                  const struct decode_range *from) {
+    c.at = range_load(from);
+    c.first = p.window ? max(0, c.at.kv_len - p.window) / KEYS : 0;
+    c.blocks = (c.at.kv_len + KEYS - 1) / KEYS - c.first;
+}
+
+template <int KEYS>
 static __device__ __forceinline__ void cursor_step(struct cursor &c, const struct decode_params &p, bool more) {
-    if (++c.block < c.at.blocks) return;
-    c.block = 0;
-    if (++c.tile < p.tiles) return;
-    c.tile = 0;
-    if (more) c.at = range_load(p.seqs + c.at.seq + 1);
+    if (++c.at.block < c.blocks) return;
+    c.at.block = 0;
+    if (++c.at.tile < p.tiles) return;
+    c.at.tile = 0;
+    if (more) cursor_set<KEYS>(c, p, p.seqs + c.at.seq + 1);
 }
 
 /* ---- the ring: what a warp has on its way --------------------------------------------------------------------------
@@ -82,11 +91,11 @@ template <int KEYS, bool BULK> struct ring {
     /* Asks for the next block, if any is left: K and V of KEYS keys, of which those that the sequence has are read. */
     __device__ __forceinline__ void fetch(const struct decode_params &p, int lane) {
         if (left > 0) {
-            const int32_t key = (c.at.first + c.block) * KEYS, row_bytes = p.hd * 2;
+            const int32_t key = (c.first + c.at.block) * KEYS, row_bytes = p.hd * 2;
             const int32_t count = min(KEYS, c.at.kv_len - key), run = min(KEYS, p.page_size);
             const uint32_t to = data + (uint32_t)(slot * 2 * KEYS * row_bytes), values = KEYS * row_bytes;
             const size_t kv_bytes = (size_t)p.n_kv_heads * p.page_size * row_bytes;
-            const int32_t head = p.tiles_per_kv == 1 ? c.tile : c.tile / p.tiles_per_kv;
+            const int32_t head = p.tiles_per_kv == 1 ? c.at.tile : c.at.tile / p.tiles_per_kv;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
             if (BULK && lane == 0) barrier_expect(barriers + slot * 8, 2 * count * row_bytes);
 #endif
@@ -110,9 +119,8 @@ template <int KEYS, bool BULK> struct ring {
                 }
             }
             left--;
-            const int32_t seq = c.at.seq;
-            cursor_step(c, p, left > 0);
-            if (c.at.seq != seq || (c.block == 0 && c.tile == 0)) page_base = -1;
+            cursor_step<KEYS>(c, p, left > 0);
+            if (c.at.block == 0 && c.at.tile == 0) page_base = -1; /* another sequence */
             if (++slot == p.stages) slot = 0;
         }
         if (!BULK) copy_commit();
@@ -132,20 +140,29 @@ template <int HD> struct sums {
 /* The query heads' values, 16 bytes (32 j + 8 t on) of rows g and g + 8. */
 template <int HD, int ROWS> struct queries { uint4 v[HD / 32][ROWS / 8]; };
 
+/* The first query head of a tile, and how many it has. */
+static __device__ __forceinline__ int32_t tile_head(const struct decode_params &p, int32_t tile, int32_t *heads) {
+    *heads = p.tile_heads;
+    if (p.tiles_per_kv == 1) return tile * p.group;
+    const int32_t within = tile % p.tiles_per_kv * p.tile_heads;
+    *heads = min(p.tile_heads, p.group - within);
+    return tile / p.tiles_per_kv * p.group + within;
+}
+
 template <int HD, bool EXACT, int ROWS>
 static __device__ __forceinline__ void queries_load(struct queries<HD, ROWS> &q, const struct decode_params &p,
                                                     int32_t row, int32_t tile, int g, int t) {
-    const int32_t head = (tile / p.tiles_per_kv) * p.group, within = (tile % p.tiles_per_kv) * p.tile_heads;
+    int32_t heads;
+    const int32_t head = tile_head(p, tile, &heads);
 #pragma unroll
     for (int half = 0; half < ROWS / 8; half++) {
         const int32_t h = g + 8 * half;
-        const bool there = h < p.tile_heads && within + h < p.group;
-        const __nv_bfloat16 *from = p.q + row * p.q_stride + (int64_t)(head + within + h) * p.hd + 8 * t;
+        const __nv_bfloat16 *from = p.q + row * p.q_stride + (int64_t)(head + h) * p.hd + 8 * t;
 #pragma unroll
         for (int j = 0; j < HD / 32; j++) {
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (there && (EXACT || 32 * j + 8 * t < p.hd)) {
-                if (p.vector) {
+            if (h < heads && (EXACT || 32 * j + 8 * t < p.hd)) {
+                if (EXACT || p.vector) {
                     v = *(const uint4 *)(from + 32 * j);
                 } else {
                     const unsigned short *e = (const unsigned short *)(from + 32 * j);
@@ -198,39 +215,47 @@ static __device__ __forceinline__ void block_scores(float (&s)[KEYS / 8][4], con
 }
 
 /* Scores to weights, online: a new maximum scales what was summed up. Keys outside [lo, hi) of the block have none. */
-template <int HD, int ROWS, int KEYS, bool MASK>
+template <int HD, int ROWS, int KEYS>
 static __device__ __forceinline__ void block_weights(float (&s)[KEYS / 8][4], struct sums<HD> &sums,
                                                      const struct decode_params &p, int32_t lo, int32_t hi, int t) {
+    constexpr int COLUMNS = ROWS / 4; /* of s that are rows at all */
     float factor[2] = {1.0f, 1.0f};
 #pragma unroll
-    for (int half = 0; half < ROWS / 8; half++) {
-        float largest = -INFINITY;
+    for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+        for (int u = 0; u < COLUMNS; u++) s[i][u] *= p.scale;
+    if (p.soft_cap > 0.0f) {
+        const float inverse = 1.0f / p.soft_cap;
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int u = 0; u < 2; u++) {
-                float x = s[i][2 * half + u] * p.scale;
-                if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap) * LOG2_E;
-                if (MASK) {
-                    const int32_t key = 8 * i + 2 * t + u;
-                    if (key < lo || key >= hi) x = -INFINITY;
-                }
-                s[i][2 * half + u] = x;
-                largest = fmaxf(largest, x);
+            for (int u = 0; u < COLUMNS; u++) s[i][u] = soft_capped(s[i][u], p.soft_cap, inverse) * LOG2_E;
+    }
+    if (lo > 0 || hi < KEYS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++)
+#pragma unroll
+            for (int u = 0; u < COLUMNS; u++) {
+                const int32_t key = 8 * i + 2 * t + (u & 1);
+                if (key < lo || key >= hi) s[i][u] = -INFINITY;
             }
+    }
+#pragma unroll
+    for (int half = 0; half < ROWS / 8; half++) {
+        float largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) largest = fmaxf(largest, fmaxf(s[i][2 * half], s[i][2 * half + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
         const float m = fmaxf(sums.m[half], largest), base = m == -INFINITY ? 0.0f : m;
         factor[half] = exp2_fast(sums.m[half] - base);
         sums.m[half] = m;
-        float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-            for (int u = 0; u < 2; u++) {
-                const float w = exp2_fast(s[i][2 * half + u] - base);
-                s[i][2 * half + u] = w;
-                sum += w;
+            for (int u = 2 * half; u < 2 * half + 2; u++) {
+                s[i][u] = exp2_fast(s[i][u] - base);
+                sum += s[i][u];
             }
         sums.l[half] = sums.l[half] * factor[half] + sum;
     }
@@ -245,10 +270,9 @@ static __device__ __forceinline__ void block_weights(float (&s)[KEYS / 8][4], st
 
 /* o += p v of 16 keys. A thread reads values 8 (g HD / 64 + e) .. + 7 of keys 2t, 2t + 1, 2t + 8, 2t + 9; where a head
  * has two such pieces for a thread, odd t read them the other way round, which halves the conflicts. */
-template <int HD, bool EXACT, bool MASK>
+template <int HD, bool EXACT>
 static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint32_t a0, uint32_t a1, uint32_t a2,
-                                                    uint32_t a3, uint32_t values, int32_t hd, int32_t lo, int32_t hi,
-                                                    int g, int t) {
+                                                    uint32_t a3, uint32_t values, int32_t hd, int g, int t) {
     constexpr int E = HD / 64, TOGETHER = E > 1 ? 2 : 1;
     const bool odd = E > 1 && (t & 1);
 #pragma unroll
@@ -258,13 +282,12 @@ static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint3
         for (int k = 0; k < 4; k++) {
             const int key = 2 * t + (k & 1) + (k >> 1) * 8;
             const uint32_t row = values + key * hd * 2;
-            const bool there = !MASK || (key >= lo && key < hi);
             uint4 x[TOGETHER];
 #pragma unroll
             for (int u = 0; u < TOGETHER; u++) {
                 const int chunk = g * E + e + (TOGETHER > 1 ? (u ^ (int)odd) : 0);
                 x[u] = make_uint4(0, 0, 0, 0);
-                if (there && (EXACT || chunk * 8 < hd)) x[u] = load_shared16(row + chunk * 16);
+                if (EXACT || chunk * 8 < hd) x[u] = load_shared16(row + chunk * 16);
             }
             if (TOGETHER > 1) {
                 v[0][k] = choose(odd, x[TOGETHER - 1], x[0]);
@@ -288,21 +311,31 @@ static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint3
     }
 }
 
-template <int HD, bool EXACT, int ROWS, int KEYS, bool MASK>
+/* Values of keys that the query does not see become zero: whatever lies there, 0 times it must be 0. */
+template <int KEYS>
+static __device__ __forceinline__ void values_clear(uint32_t values, int32_t row_bytes, int32_t lo, int32_t hi,
+                                                    int lane) {
+#pragma unroll 1
+    for (int32_t key = 0; key < KEYS; key++)
+        if (key < lo || key >= hi)
+            for (int32_t i = lane * 16; i < row_bytes; i += 512) clear_shared16(values + key * row_bytes + i);
+    __syncwarp();
+}
+
+template <int HD, bool EXACT, int ROWS, int KEYS>
 static __device__ __forceinline__ void block_add(struct sums<HD> &sums, const struct queries<HD, ROWS> &q,
                                                  const struct decode_params &p, uint32_t block, int32_t lo, int32_t hi,
                                                  int g, int t) {
     const int32_t hd = EXACT ? HD : p.hd;
     float s[KEYS / 8][4];
     block_scores<HD, EXACT, ROWS, KEYS>(s, q, block, hd, g, t);
-    block_weights<HD, ROWS, KEYS, MASK>(s, sums, p, lo, hi, t);
+    block_weights<HD, ROWS, KEYS>(s, sums, p, lo, hi, t);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
         const uint32_t a0 = pack_bf16(s[2 * i][0], s[2 * i][1]), a2 = pack_bf16(s[2 * i + 1][0], s[2 * i + 1][1]);
         const uint32_t a1 = ROWS == 16 ? pack_bf16(s[2 * i][2], s[2 * i][3]) : 0;
         const uint32_t a3 = ROWS == 16 ? pack_bf16(s[2 * i + 1][2], s[2 * i + 1][3]) : 0;
-        block_values<HD, EXACT, MASK>(sums, a0, a1, a2, a3, block + (KEYS + 16 * i) * hd * 2, hd, lo - 16 * i,
-                                      hi - 16 * i, g, t);
+        block_values<HD, EXACT>(sums, a0, a1, a2, a3, block + (KEYS + 16 * i) * hd * 2, hd, g, t);
     }
 }
 
@@ -329,18 +362,11 @@ static __device__ __forceinline__ float row_factor(const struct decode_params &p
     return factor / (l * factor + exp2_fast(sink - most));
 }
 
-/* The query head of row h of a tile; false where the tile has no such row. */
-static __device__ __forceinline__ bool tile_head(const struct decode_params &p, int32_t tile, int32_t h,
-                                                 int32_t *head) {
-    const int32_t within = (tile % p.tiles_per_kv) * p.tile_heads + h;
-    *head = (tile / p.tiles_per_kv) * p.group + within;
-    return h < p.tile_heads && within < p.group;
-}
-
+template <bool EXACT>
 static __device__ __forceinline__ void store8(const struct decode_params &p, __nv_bfloat16 *to, const float (&x)[8]) {
     const uint4 v =
         make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-    if (p.vector) {
+    if (EXACT || p.vector) {
         *(uint4 *)to = v;
     } else {
         const uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -357,13 +383,15 @@ template <int HD, bool EXACT, int ROWS>
 static __device__ __forceinline__ void unit_write(const struct sums<HD> &sums, const struct decode_params &p,
                                                   int32_t row, int32_t tile, int g, int t) {
     constexpr int E = HD / 64;
+    int32_t heads;
+    const int32_t head = tile_head(p, tile, &heads);
 #pragma unroll
     for (int half = 0; half < ROWS / 8; half++) {
         const float l = row_sum(sums.l[half]);
-        int32_t head;
-        if (!tile_head(p, tile, g + 8 * half, &head)) continue;
-        const float factor = row_factor(p, head, sums.m[half], l);
-        __nv_bfloat16 *to = p.out + row * p.out_stride + (int64_t)head * p.hd;
+        const int32_t h = g + 8 * half;
+        if (h >= heads) continue;
+        const float factor = row_factor(p, head + h, sums.m[half], l);
+        __nv_bfloat16 *to = p.out + row * p.out_stride + (int64_t)(head + h) * p.hd;
 #pragma unroll
         for (int e = 0; e < E; e++)
 #pragma unroll
@@ -372,7 +400,7 @@ static __device__ __forceinline__ void unit_write(const struct sums<HD> &sums, c
                 float x[8];
 #pragma unroll
                 for (int j = 0; j < 8; j++) x[j] = sums.o[8 * e + j][2 * half + u] * factor;
-                if (EXACT || chunk * 8 < p.hd) store8(p, to + chunk * 8, x);
+                if (EXACT || chunk * 8 < p.hd) store8<EXACT>(p, to + chunk * 8, x);
             }
     }
 }
@@ -406,7 +434,9 @@ static __device__ __forceinline__ void part_store(const struct sums<HD> &sums, c
     }
 }
 
-/* A row that a warp folds: values 4 lane (+ 128 for each i) of it. */
+/* ---- folding ------------------------------------------------------------------------------------------------------
+ * A warp folds a row: values 4 lane (+ 128 for each i) of it are a lane's. */
+
 template <int HD> struct row_sums {
     float4 o[HD > 128 ? HD / 128 : 1];
     float m, l;
@@ -437,88 +467,6 @@ static __device__ __forceinline__ void row_write(const struct row_sums<HD> &r, c
     }
 }
 
-/* Row h of `count` slots in global memory, written by other SMs: slot 0 is `first`, slot s is rest + s * stride. 32 at
- * a time: a lane for the maximum and the sum of each, then all lanes for the values, slot by slot in order. */
-template <int HD>
-static __device__ __forceinline__ void row_fold(struct row_sums<HD> &r, const struct decode_params &p,
-                                                const float *first, const float *rest, int64_t stride, int32_t count,
-                                                int32_t h, int lane) {
-    constexpr int V = HD > 128 ? HD / 128 : 1;
-    const int32_t stats = p.tile_heads * p.hd + h;
-#pragma unroll
-    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
-    r.m = -INFINITY;
-    for (int32_t s = lane; s < count; s += 32) r.m = fmaxf(r.m, __ldcg((s ? rest + s * stride : first) + stats));
-#pragma unroll
-    for (int o = 16; o; o >>= 1) r.m = fmaxf(r.m, __shfl_xor_sync(~0u, r.m, o));
-    const float base = r.m == -INFINITY ? 0.0f : r.m;
-    r.l = 0.0f;
-    for (int32_t from = 0; from < count; from += 32) {
-        float weight = 0.0f;
-        if (from + lane < count) {
-            const float *at = (from + lane ? rest + (from + lane) * stride : first) + stats;
-            weight = exp2_fast(__ldcg(at) - base);
-            r.l += weight * __ldcg(at + SLOT_ROWS);
-        }
-        const int32_t some = min(32, count - from);
-#pragma unroll 8
-        for (int32_t s = 0; s < some; s++) {
-            const float f = __shfl_sync(~0u, weight, s);
-            const float *at = (from + s ? rest + (from + s) * stride : first) + h * p.hd;
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                const int d = 4 * lane + 128 * i;
-                if (d < p.hd) add_scaled(r.o[i], f, __ldcg((const float4 *)(at + d)));
-            }
-        }
-    }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) r.l += __shfl_xor_sync(~0u, r.l, o);
-}
-
-/* ---- the end of a CTA ---------------------------------------------------------------------------------------------
- * Part 2w of the CTA is what warp w had of its first unit, if it is not whole and not its last; part 2w + 1 what it had
- * of its last. Neighbouring parts of one unit are folded; a unit that other CTAs share goes on to the workspace. */
-
-struct cta_parts {
-    int32_t unit[2 * DECODE_WARPS]; /* sequence * tiles + tile; -1: none */
-    int32_t row[2 * DECODE_WARPS];  /* of q */
-    int32_t last[2];                /* this CTA ended last of those of a shared unit */
-};
-
-static __device__ __forceinline__ const float *part_slot(const struct decode_params &p, float *first, char *rings,
-                                                         int32_t ring_bytes, int32_t part) {
-    return part & 1 ? (const float *)(rings + (part >> 1) * ring_bytes)
-                    : first + (part >> 1) * slot_floats(p.tile_heads, p.hd);
-}
-
-/* Folds row h of parts begin .. end - 1, all of one unit. */
-template <int HD>
-static __device__ __forceinline__ void parts_fold(struct row_sums<HD> &r, const struct decode_params &p,
-                                                  const struct cta_parts &parts, int32_t begin, int32_t end,
-                                                  float *first, char *rings, int32_t ring_bytes, int32_t h, int lane) {
-    constexpr int V = HD > 128 ? HD / 128 : 1;
-#pragma unroll
-    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
-    r.m = -INFINITY;
-    r.l = 0.0f;
-    const int32_t stats = p.tile_heads * p.hd + h;
-    for (int32_t i = begin; i < end; i++)
-        if (parts.unit[i] >= 0) r.m = fmaxf(r.m, part_slot(p, first, rings, ring_bytes, i)[stats]);
-    const float base = r.m == -INFINITY ? 0.0f : r.m;
-    for (int32_t part = begin; part < end; part++) {
-        if (parts.unit[part] < 0) continue;
-        const float *slot = part_slot(p, first, rings, ring_bytes, part);
-        const float f = exp2_fast(slot[stats] - base);
-        r.l += f * slot[stats + SLOT_ROWS];
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const int d = 4 * lane + 128 * i;
-            if (d < p.hd) add_scaled(r.o[i], f, *(const float4 *)(slot + h * p.hd + d));
-        }
-    }
-}
-
 template <int HD>
 static __device__ __forceinline__ void row_store(const struct row_sums<HD> &r, const struct decode_params &p,
                                                  float *slot, int32_t h, int lane) {
@@ -533,183 +481,253 @@ static __device__ __forceinline__ void row_store(const struct row_sums<HD> &r, c
     }
 }
 
-/* The slot of a unit that CTAs share: it begins in the second slot of one CTA and goes on in the first slots of those
- * that follow. */
-static __device__ __forceinline__ float *shared_slot(const struct decode_params &p, int32_t cta, int side) {
-    return p.partials + ((int64_t)cta * 2 + side) * slot_floats(p.tile_heads, p.hd);
+/* Row h of `count` slots that lie `stride` floats apart in global memory, written by other SMs, in order. 32 at a time:
+ * a lane for the maximum and the sum of each, all lanes for the values. The first values are asked for together with
+ * the maxima: most units have few slots, and then one trip to the second-level cache does it. */
+template <int HD>
+static __device__ __forceinline__ void row_fold(struct row_sums<HD> &r, const struct decode_params &p,
+                                                const float *slots, int64_t stride, int32_t count, int32_t h,
+                                                int lane) {
+    constexpr int V = HD > 128 ? HD / 128 : 1, AHEAD = 4;
+    const float *stats = slots + p.tile_heads * p.hd + h, *values = slots + h * p.hd + 4 * lane;
+    float4 ahead[AHEAD][V];
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++)
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            ahead[s][i] = make_float4(0, 0, 0, 0);
+            if (s < count && 4 * lane + 128 * i < p.hd)
+                ahead[s][i] = __ldcg((const float4 *)(values + s * stride + 128 * i));
+        }
+    float m = -INFINITY, l = 0.0f;
+    if (lane < count) m = __ldcg(stats + lane * stride), l = __ldcg(stats + lane * stride + SLOT_ROWS);
+    r.m = m;
+#pragma unroll 1
+    for (int32_t s = lane + 32; s < count; s += 32) r.m = fmaxf(r.m, __ldcg(stats + s * stride));
+#pragma unroll
+    for (int o = 16; o; o >>= 1) r.m = fmaxf(r.m, __shfl_xor_sync(~0u, r.m, o));
+    const float base = r.m == -INFINITY ? 0.0f : r.m;
+    float weight = lane < count ? exp2_fast(m - base) : 0.0f;
+    r.l = weight * l;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) {
+        const float f = __shfl_sync(~0u, weight, s);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            if (s < count) add_scaled(r.o[i], f, ahead[s][i]);
+    }
+#pragma unroll 4
+    for (int32_t s = AHEAD; s < count; s++) {
+        if ((s & 31) == 0) {
+            weight = s + lane < count ? exp2_fast(__ldcg(stats + (s + lane) * stride) - base) : 0.0f;
+            if (s + lane < count) r.l += weight * __ldcg(stats + (s + lane) * stride + SLOT_ROWS);
+        }
+        const float f = __shfl_sync(~0u, weight, s & 31);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            if (4 * lane + 128 * i < p.hd)
+                add_scaled(r.o[i], f, __ldcg((const float4 *)(values + s * stride + 128 * i)));
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) r.l += __shfl_xor_sync(~0u, r.l, o);
 }
 
+/* ---- the end of a CTA ---------------------------------------------------------------------------------------------
+ * Part 2w of the CTA is what warp w had of its first unit, if it is not whole and not its last; part 2w + 1 what it had
+ * of its last. Neighbouring parts of one unit are folded; a unit that other CTAs share goes on to the workspace. */
+
+struct cta_part {
+    int32_t unit, tile, row; /* unit: sequence * tiles + tile; -1: none. row: of q */
+};
+
+/* Row h of parts begin .. end - 1, all of one unit. Slot i of part i lies at slots[i & 1] + (i / 2) * stride[i & 1]. */
 template <int HD>
-static __device__ __forceinline__ void shared_fold(const struct decode_params &p, const struct decode_share &share,
-                                                   int side, int32_t unit, int32_t row, int warp, int lane) {
-    const int32_t from = side ? (int32_t)blockIdx.x : share.first_before;
-    const int32_t to = side ? share.last_after : share.last_before;
-    for (int32_t h = warp; h < p.tile_heads; h += DECODE_WARPS) {
-        int32_t head;
-        if (!tile_head(p, unit % p.tiles, h, &head)) continue;
-        struct row_sums<HD> r;
-        row_fold(r, p, shared_slot(p, from, 1), shared_slot(p, from, 0), shared_slot(p, 1, 0) - p.partials,
-                 to - from + 1, h, lane);
-        row_write(r, p, row, head, lane);
+static __device__ __forceinline__ void parts_fold(struct row_sums<HD> &r, const struct decode_params &p,
+                                                  const struct cta_part *parts, int32_t begin, int32_t end,
+                                                  const float *firsts, int32_t first_stride, const float *lasts,
+                                                  int32_t last_stride, int32_t h, int lane) {
+    constexpr int V = HD > 128 ? HD / 128 : 1;
+#pragma unroll
+    for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
+    r.m = -INFINITY;
+    r.l = 0.0f;
+#pragma unroll 1
+    for (int32_t part = begin; part < end; part++) {
+        if (parts[part].unit < 0) continue;
+        const float *slot = part & 1 ? lasts + (part >> 1) * last_stride : firsts + (part >> 1) * first_stride;
+        const float m = slot[p.tile_heads * p.hd + h], l = slot[p.tile_heads * p.hd + SLOT_ROWS + h];
+        const float most = fmaxf(r.m, m), base = most == -INFINITY ? 0.0f : most;
+        const float f = exp2_fast(m - base), before = exp2_fast(r.m - base);
+        r.m = most;
+        r.l = r.l * before + f * l;
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            r.o[i].x *= before, r.o[i].y *= before, r.o[i].z *= before, r.o[i].w *= before;
+            const int d = 4 * lane + 128 * i;
+            if (d < p.hd) add_scaled(r.o[i], f, *(const float4 *)(slot + h * p.hd + d));
+        }
     }
 }
 
+/* Where CTA `cta` leaves what it has of a shared unit of that colour; those of the CTAs that follow lie 2 slots on. */
+static __device__ __forceinline__ float *shared_slot(const struct decode_params &p, int32_t cta, int32_t colour) {
+    return p.partials + ((int64_t)cta * 2 + colour) * slot_floats(p.tile_heads, p.hd);
+}
+
 template <int HD>
-static __device__ __forceinline__ void cta_finish(const struct decode_params &p, struct cta_parts &parts, float *first,
-                                                  char *rings, int32_t ring_bytes, int warp, int lane) {
-    const struct decode_share share = p.shares[blockIdx.x];
+static __device__ __forceinline__ void cta_finish(const struct decode_params &p, const struct cta_part *parts,
+                                                  const struct decode_share &share, const float *firsts,
+                                                  const float *lasts, int32_t last_stride, int warp, int lane) {
+    __shared__ bool arrived_last[2];
+    const int32_t floats = slot_floats(p.tile_heads, p.hd);
     __syncthreads();
-    const uint32_t there = __ballot_sync(~0u, lane < 2 * DECODE_WARPS && parts.unit[lane % (2 * DECODE_WARPS)] >= 0);
+    const uint32_t there = __ballot_sync(~0u, lane < 2 * p.warps && parts[lane % (2 * DECODE_WARPS)].unit >= 0);
     if (!there) return;
     const int32_t begin = __ffs(there) - 1, final = 31 - __clz(there);
-    int32_t item = 0;
-    for (int32_t at = begin; at <= final;) {
-        const int32_t unit = parts.unit[at];
-        int32_t end = at + 1;
-        while (end <= final && (parts.unit[end] == unit || parts.unit[end] < 0)) end++;
+    int32_t turn = 0;
+#pragma unroll 1
+    for (int32_t at = begin, end; at <= final; at = end) {
+        const struct cta_part part = parts[at];
+        for (end = at + 1; end <= final && (parts[end].unit == part.unit || parts[end].unit < 0);) end++;
         const bool before = share.first_before >= 0 && at == begin, after = share.last_after >= 0 && end > final;
-        for (int32_t h = 0; h < p.tile_heads; h++, item++) {
-            int32_t head;
-            if (item % DECODE_WARPS != warp || !tile_head(p, unit % p.tiles, h, &head)) continue;
+        int32_t heads;
+        const int32_t head = tile_head(p, part.tile, &heads);
+#pragma unroll 1
+        for (int32_t h = 0; h < heads; h++) {
+            if ((turn++ & (p.warps - 1)) != warp) continue;
             struct row_sums<HD> r;
-            parts_fold(r, p, parts, at, end, first, rings, ring_bytes, h, lane);
+            parts_fold(r, p, parts, at, end, firsts, floats, lasts, last_stride, h, lane);
             if (before || after)
-                row_store(r, p, shared_slot(p, blockIdx.x, before ? 0 : 1), h, lane);
+                row_store(r, p, shared_slot(p, blockIdx.x, share.colour_before ^ (int)!before), h, lane);
             else
-                row_write(r, p, parts.row[at], head, lane);
+                row_write(r, p, part.row, head + h, lane);
         }
-        at = end;
     }
     if (share.first_before < 0 && share.last_after < 0) return;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x < 2) {
-        const int side = threadIdx.x;
-        const int32_t from = side ? (int32_t)blockIdx.x : share.first_before;
-        const int32_t to = side ? share.last_after : share.last_before;
-        const bool open = side ? share.last_after >= 0 : share.first_before >= 0;
-        parts.last[side] = open && atomicAdd(p.counters + from, 1) == to - from;
-        if (parts.last[side]) p.counters[from] = 0;
+        const int32_t from = threadIdx.x ? (int32_t)blockIdx.x : share.first_before;
+        const int32_t to = threadIdx.x ? share.last_after : share.last_before;
+        const bool open = threadIdx.x ? share.last_after >= 0 : share.first_before >= 0;
         __threadfence();
+        const bool last = open && atomicAdd(p.counters + from, 1) == to - from;
+        __threadfence();
+        if (last) p.counters[from] = 0;
+        arrived_last[threadIdx.x] = last;
     }
     __syncthreads();
-    if (parts.last[0]) shared_fold<HD>(p, share, 0, parts.unit[begin], parts.row[begin], warp, lane);
-    if (parts.last[1]) shared_fold<HD>(p, share, 1, parts.unit[final], parts.row[final], warp, lane);
+#pragma unroll 1
+    for (int side = 0; side < 2; side++) {
+        if (!arrived_last[side]) continue;
+        const int32_t from = side ? (int32_t)blockIdx.x : share.first_before;
+        const int32_t to = side ? share.last_after : share.last_before;
+        const struct cta_part part = parts[side ? final : begin];
+        int32_t heads;
+        const int32_t head = tile_head(p, part.tile, &heads);
+#pragma unroll 1
+        for (int32_t h = warp; h < heads; h += p.warps) {
+            struct row_sums<HD> r;
+            row_fold(r, p, shared_slot(p, from, share.colour_before ^ side), 2 * floats, to - from + 1, h, lane);
+            row_write(r, p, part.row, head + h, lane);
+        }
+    }
 }
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------
  */
 
-/* Shared memory: rings [8][stages][K, V][KEYS, hd] bf16, first parts [8] slots, barriers [8][stages]. */
+/* Shared memory: rings [warps][stages][K, V][KEYS, hd] bf16, first parts [warps] slots, barriers [warps][stages]. */
 template <int HD, bool EXACT, int ROWS, int KEYS, bool BULK>
 __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __grid_constant__ struct decode_params p) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if (BULK) return;
 #endif
     extern __shared__ __align__(128) char shared[];
-    __shared__ struct cta_parts parts;
+    __shared__ struct cta_part parts[2 * DECODE_WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int32_t stage_bytes = 2 * KEYS * p.hd * 2, ring_bytes = p.stages * stage_bytes;
-    float *first = (float *)(shared + DECODE_WARPS * ring_bytes);
+    const int32_t floats = slot_floats(p.tile_heads, p.hd);
+    float *firsts = (float *)(shared + p.warps * ring_bytes);
     struct ring<KEYS, BULK> ring;
     ring.data = shared_address(shared + warp * ring_bytes);
-    ring.barriers = shared_address(first + DECODE_WARPS * slot_floats(p.tile_heads, p.hd)) + warp * p.stages * 8;
+    ring.barriers = shared_address(firsts + p.warps * floats) + warp * p.stages * 8;
     struct cursor c;
-    c.at = range_load(p.ranges + blockIdx.x * DECODE_WARPS + warp);
+    cursor_set<KEYS>(c, p, p.ranges + blockIdx.x * p.warps + warp);
+    const int4 shares = __ldg((const int4 *)p.shares + blockIdx.x);
+    const struct decode_share share = {shares.x, shares.y, shares.z, shares.w};
+    if (lane < 2) parts[2 * warp + lane].unit = -1;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (BULK && lane == 0) {
+        for (int32_t i = 0; i < p.stages; i++) barrier_init(ring.barriers + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+#endif
+    __syncwarp();
     int32_t left = c.at.count;
-    if (lane < 2) parts.unit[2 * warp + lane] = -1;
-    c.tile = left ? c.at.offset / c.at.blocks : 0;
-    c.block = left ? c.at.offset % c.at.blocks : 0;
     ring.c = c;
     ring.left = left;
     ring.page_base = -1;
     ring.page = ring.slot = 0;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (BULK) {
-        if (lane == 0) {
-            for (int32_t i = 0; i < p.stages; i++) barrier_init(ring.barriers + i * 8, 1);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        }
-        __syncwarp();
-    }
-#endif
-    for (int32_t i = 0; i < p.stages; i++) ring.fetch(p, lane);
 
     struct sums<HD> sums;
     struct queries<HD, ROWS> q;
     int32_t stage = 0, begun = 0; /* begun: first block of the piece of a unit at hand */
     uint32_t parity = 0;
     bool fresh = true;
-    while (left > 0) {
-        if (fresh) {
-            queries_load<HD, EXACT>(q, p, c.at.row, c.tile, g, t);
-            sums_clear(sums);
-            begun = c.block;
-            fresh = false;
-        }
-        if (BULK) {
+    /* The first rounds only fill the ring. */
+#pragma unroll 1
+    for (int32_t round = -p.stages; left > 0; round++) {
+        if (round >= 0) {
+            if (fresh) {
+                queries_load<HD, EXACT>(q, p, c.at.row, c.at.tile, g, t);
+                sums_clear(sums);
+                begun = c.at.block;
+                fresh = false;
+            }
+            if (BULK) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-            barrier_wait(ring.barriers + stage * 8, parity);
+                barrier_wait(ring.barriers + stage * 8, parity);
 #endif
-        } else {
-            if (p.stages >= 4)
-                copy_wait<3>();
-            else if (p.stages == 3)
-                copy_wait<2>();
-            else
-                copy_wait<1>();
+            } else {
+                if (p.stages >= 4)
+                    copy_wait<3>();
+                else if (p.stages == 3)
+                    copy_wait<2>();
+                else
+                    copy_wait<1>();
+                __syncwarp();
+            }
+            const int32_t key = (c.first + c.at.block) * KEYS;
+            const int32_t lo = p.window ? max(0, c.at.kv_len - p.window - key) : 0, hi = c.at.kv_len - key;
+            const uint32_t block = ring.data + stage * stage_bytes;
+            if (lo > 0 || hi < KEYS) values_clear<KEYS>(block + stage_bytes / 2, p.hd * 2, lo, hi, lane);
+            block_add<HD, EXACT, ROWS, KEYS>(sums, q, p, block, lo, hi, g, t);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+            /* What was cleared by stores is written next by the copy engine. */
+            if (BULK && (lo > 0 || hi < KEYS)) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
             __syncwarp();
+            if (++stage == p.stages) stage = 0, parity ^= 1;
+            left--;
+            const bool unit_ends = c.at.block + 1 == c.blocks;
+            if (unit_ends && begun == 0) {
+                unit_write<HD, EXACT, ROWS>(sums, p, c.at.row, c.at.tile, g, t);
+                fresh = true;
+            } else if (unit_ends || left == 0) {
+                float *slot = left ? firsts + warp * floats : (float *)(shared + warp * ring_bytes);
+                part_store<HD, EXACT, ROWS>(sums, p, slot, g, t);
+                if (lane == 0) parts[2 * warp + (left == 0)] = {c.at.seq * p.tiles + c.at.tile, c.at.tile, c.at.row};
+                fresh = true;
+            }
+            cursor_step<KEYS>(c, p, left > 0);
         }
-        const int32_t key = (c.at.first + c.block) * KEYS;
-        const int32_t lo = p.window ? max(0, c.at.kv_len - p.window - key) : 0, hi = c.at.kv_len - key;
-        const uint32_t block = ring.data + stage * stage_bytes;
-        if (lo > 0 || hi < KEYS)
-            block_add<HD, EXACT, ROWS, KEYS, true>(sums, q, p, block, lo, hi, g, t);
-        else
-            block_add<HD, EXACT, ROWS, KEYS, false>(sums, q, p, block, 0, KEYS, g, t);
-        __syncwarp();
         ring.fetch(p, lane);
-        if (++stage == p.stages) stage = 0, parity ^= 1;
-        left--;
-        const int32_t split = p.splits ? DECODE_SPLIT_KEYS(c.at.kv_len) : 0;
-        const int32_t next = key + KEYS;
-        const bool unit_ends = c.block + 1 == c.at.blocks;
-        if (p.splits && (unit_ends || next % split == 0)) {
-            const int64_t unit = (int64_t)c.at.seq * p.tiles + c.tile;
-            part_store<HD, EXACT, ROWS>(
-                sums, p, p.partials + (unit * DECODE_SPLITS_MAX + key / split) * slot_floats(p.tile_heads, p.hd), g, t);
-            fresh = true;
-        } else if (unit_ends && begun == 0) {
-            unit_write<HD, EXACT, ROWS>(sums, p, c.at.row, c.tile, g, t);
-            fresh = true;
-        } else if (unit_ends || left == 0) {
-            const int32_t part = 2 * warp + (left == 0);
-            float *slot = left ? first + warp * slot_floats(p.tile_heads, p.hd) : (float *)(shared + warp * ring_bytes);
-            part_store<HD, EXACT, ROWS>(sums, p, slot, g, t);
-            if (lane == 0) parts.unit[part] = c.at.seq * p.tiles + c.tile, parts.row[part] = c.at.row;
-            fresh = true;
-        }
-        cursor_step(c, p, left > 0);
     }
     if (!BULK) copy_wait<0>();
-    if (!p.splits) cta_finish<HD>(p, parts, first, shared, ring_bytes, warp, lane);
-}
-
-/* Batch-invariant mode: the splits of each unit, in rising order. A warp folds one row. */
-template <int HD> __global__ void decode_fold_kernel(const __grid_constant__ struct decode_params p) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t seq = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;
-    const struct decode_range at = range_load(p.seqs + seq);
-    const int32_t split = DECODE_SPLIT_KEYS(at.kv_len), lo = p.window ? max(0, at.kv_len - p.window) : 0;
-    const int32_t begin = lo / split, end = (at.kv_len - 1) / split + 1;
-    const int32_t floats = slot_floats(p.tile_heads, p.hd);
-    int32_t head;
-    if (!tile_head(p, tile, warp, &head)) return;
-    const float *slots = p.partials + ((int64_t)blockIdx.x * DECODE_SPLITS_MAX + begin) * floats;
-    struct row_sums<HD> r;
-    row_fold(r, p, slots, slots, floats, end - begin, warp, lane);
-    row_write(r, p, at.row, head, lane);
+    cta_finish<HD>(p, parts, share, firsts, (const float *)shared, ring_bytes / 4, warp, lane);
 }
 
 /* ---- launcher -----------------------------------------------------------------------------------------------------
@@ -734,29 +752,44 @@ static const struct decode_variant variants[] = {
     VARIANT(128, false, 8, 16, false), VARIANT(128, false, 16, 16, false), VARIANT(256, false, 8, 16, false),
 };
 
-static const struct decode_variant *variant_for(int32_t head_dim, int32_t tile_heads, bool bulk) {
+static const struct decode_variant *variant_for(int32_t head_dim, int32_t tile_heads, bool bulk, bool vector) {
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         const struct decode_variant *v = &variants[i];
-        if (v->bulk == bulk && v->rows >= tile_heads && (v->exact ? v->head_dim == head_dim : v->head_dim >= head_dim))
+        if (v->bulk == bulk && v->rows >= tile_heads && (!v->exact || vector) &&
+            (v->exact ? v->head_dim == head_dim : v->head_dim >= head_dim))
             return v;
     }
     return NULL;
 }
 
-/* Stages of a ring: as many as fit, 4 at most. */
-static int32_t stages_for(const struct cuda *cuda, const struct decode_variant *v, int32_t hd, int32_t tile_heads,
-                          size_t *shared_bytes) {
-    const size_t stage = (size_t)DECODE_WARPS * 2 * (size_t)v->keys * (size_t)hd * 2;
-    const size_t firsts = (size_t)DECODE_WARPS * (size_t)slot_floats(tile_heads, hd) * sizeof(float);
-    int32_t stages = 4;
-    for (;; stages--) {
-        *shared_bytes = (size_t)stages * (stage + DECODE_WARPS * 8) + firsts;
-        if (*shared_bytes + 1024 <= cuda->shared_bytes_max || stages == 2) return stages;
-    }
+static size_t shared_bytes_of(int32_t warps, int32_t stages, int32_t hd, int32_t tile_heads) {
+    const size_t stage = 2 * (size_t)decode_block_keys(hd) * (size_t)hd * 2 + 8;
+    return (size_t)warps * ((size_t)stages * stage + (size_t)slot_floats(tile_heads, hd) * sizeof(float));
 }
 
-static void params_fill(struct decode_params *p, const struct cuda *cuda, const struct op_attention_args *args,
-                        const struct decode_plan *plan, const void *work) {
+/* Of what a block may ask for, the kernel itself takes some. */
+#define SHARED_STATIC 1024
+
+int32_t cuda_decode_warps(const struct backend *backend, int32_t head_dim) {
+    int32_t warps = DECODE_WARPS;
+    while (warps > 1 && shared_bytes_of(warps, 2, head_dim, decode_tile_heads_max(head_dim)) + SHARED_STATIC >
+                            backend->cuda->shared_bytes_max)
+        warps /= 2;
+    return warps;
+}
+
+/* Two stages of 8 KB hold 128 KB for an SM, four times what is on its way at 4.2 TB/s; a third one was worth nothing
+ * (B = 64, 1k: 74.2 us against 73.7). Where there are fewer warps more stages make up for it. */
+static int32_t stages_for(const struct cuda *cuda, const struct decode_params *p) {
+    int32_t stages = p->warps < DECODE_WARPS ? 4 : 2;
+    while (stages > 2 &&
+           shared_bytes_of(p->warps, stages, p->hd, p->tile_heads) + SHARED_STATIC > cuda->shared_bytes_max)
+        stages--;
+    return stages;
+}
+
+static void params_fill(struct decode_params *p, const struct op_attention_args *args, const struct decode_plan *plan,
+                        const void *work) {
     const struct kv_layer *kv = &args->kv;
     const unsigned char *at = (const unsigned char *)work;
     const int32_t most = decode_tile_heads_max(kv->head_dim);
@@ -785,44 +818,34 @@ static void params_fill(struct decode_params *p, const struct cuda *cuda, const 
     p->shares = (const struct decode_share *)at;
     at += (size_t)plan->ctas * sizeof(struct decode_share);
     p->ranges = (const struct decode_range *)at;
-    p->seqs = p->ranges + plan->ctas * DECODE_WARPS;
+    p->seqs = p->ranges + plan->ctas * plan->warps;
+    p->warps = plan->warps;
     p->partials = (float *)args->workspace;
-    p->splits = cuda->batch_invariant;
     p->vector = args->q_stride % 8 == 0 && args->out_stride % 8 == 0 && ((uintptr_t)args->q & 15) == 0 &&
                 ((uintptr_t)args->out & 15) == 0;
 }
 
-size_t cuda_decode_workspace(const struct backend *backend, int32_t seqs, int32_t n_heads, int32_t head_dim) {
-    const struct cuda *cuda = backend->cuda;
+size_t cuda_decode_workspace(const struct backend *backend, int32_t n_heads, int32_t head_dim) {
     const int32_t heads = n_heads < DECODE_TILE_HEADS ? n_heads : DECODE_TILE_HEADS;
-    if (cuda->batch_invariant) /* at worst a tile holds one head */
-        return (size_t)seqs * (size_t)n_heads * DECODE_SPLITS_MAX * (size_t)slot_floats(1, head_dim) * sizeof(float);
-    return (size_t)cuda->sms * 2 * (size_t)slot_floats(heads, head_dim) * sizeof(float);
+    return (size_t)backend->cuda->sms * 2 * (size_t)slot_floats(heads, head_dim) * sizeof(float);
 }
 
 int cuda_decode(struct backend *backend, const struct op_attention_args *args, const struct decode_plan *plan,
                 struct err *err) {
     const struct cuda *cuda = backend->cuda;
     struct decode_params p = {};
-    size_t shared_bytes;
-    params_fill(&p, cuda, args, plan, CUDA_STEP(backend, void, plan->work));
+    params_fill(&p, args, plan, CUDA_STEP(backend, void, plan->work));
     const bool bulk = cuda->kernels == CUDA_KERNELS_SM90A && args->kv.page_stride_bytes % 16 == 0;
-    const struct decode_variant *v = variant_for(p.hd, p.tile_heads, bulk);
+    const struct decode_variant *v = variant_for(p.hd, p.tile_heads, bulk, p.vector);
     if (!v || v->keys != decode_block_keys(p.hd))
         return err_set(err, ERR_INVALID, "op_attention: no decode kernel for heads of %d values", p.hd);
-    p.stages = stages_for(cuda, v, p.hd, p.tile_heads, &shared_bytes);
+    p.stages = stages_for(cuda, &p);
+    const size_t shared_bytes = shared_bytes_of(p.warps, p.stages, p.hd, p.tile_heads);
     int rc = CUDA_TRY(
         backend,
         cudaFuncSetAttribute((const void *)v->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
         err);
     if (rc) return rc;
-    v->kernel<<<(unsigned)plan->ctas, DECODE_WARPS * 32, shared_bytes, cuda->stream>>>(p);
-    rc = CUDA_LAUNCHED(backend, "decode attention", err);
-    if (rc || !p.splits) return rc;
-    const unsigned units = (unsigned)(plan->seqs * p.tiles), threads = (unsigned)p.tile_heads * 32;
-    if (v->head_dim <= 128)
-        decode_fold_kernel<128><<<units, threads, 0, cuda->stream>>>(p);
-    else
-        decode_fold_kernel<256><<<units, threads, 0, cuda->stream>>>(p);
-    return CUDA_LAUNCHED(backend, "decode attention's fold", err);
+    v->kernel<<<(unsigned)plan->ctas, (unsigned)p.warps * 32, shared_bytes, cuda->stream>>>(p);
+    return CUDA_LAUNCHED(backend, "decode attention", err);
 }

@@ -100,7 +100,7 @@ static __device__ __forceinline__ void block_weights(float (&s)[KEYS / 8][4], st
 #pragma unroll
             for (int u = 0; u < 2; u++) {
                 float x = s[i][2 * half + u] * p.scale;
-                if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap) * LOG2_E;
+                if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap, 1.0f / p.soft_cap) * LOG2_E;
                 if (MASK) {
                     const int32_t at = key + 8 * i + 2 * t + u;
                     if (at > sees || (p.window && at <= sees - p.window)) x = -INFINITY;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(WARPS * 32) wide_kernel(const __grid_constant_
 #pragma unroll
             for (int b = 16; b; b >>= 1) x += __shfl_xor_sync(~0u, x, b);
             x *= p.scale;
-            if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap) * LOG2_E;
+            if (p.soft_cap > 0.0f) x = soft_capped(x, p.soft_cap, 1.0f / p.soft_cap) * LOG2_E;
             const float most = fmaxf(m, x), base = most == -INFINITY ? 0.0f : most;
             const float factor = exp2_fast(m - base), w = exp2_fast(x - base);
             m = most;

@@ -35,8 +35,15 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4]
 
 static __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
     return v;
+}
+
+static __device__ __forceinline__ void clear_shared16(uint32_t address) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(address), "r"(0) : "memory");
 }
 
 /* Two values as bf16, `low` in the lower half. */
@@ -52,9 +59,9 @@ static __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-/* cap * tanh(x / cap) with tanh(y) = 1 - 2 / (exp(2y) + 1): right at both ends, 1e-7 * cap in between. */
-static __device__ __forceinline__ float soft_capped(float x, float cap) {
-    return cap * (1.0f - 2.0f / (exp2_fast(x * (2.8853900817779268f / cap)) + 1.0f));
+/* cap * tanh(x / cap) with tanh(y) = 1 - 2 / (exp(2y) + 1): right at both ends, 1e-6 * cap in between. */
+static __device__ __forceinline__ float soft_capped(float x, float cap, float inverse_cap) {
+    return cap * (1.0f - __fdividef(2.0f, exp2_fast(x * 2.8853900817779268f * inverse_cap) + 1.0f));
 }
 
 /* 16 bytes to shared memory, of which the first `bytes` (16 or 0) are read and the rest is zero. */

@@ -1,5 +1,7 @@
-/* cuda_attention.h: the CUDA plan of one step's attention and the two launchers behind op_attention. Sequences with one
- * query token are decode, all others prefill; a step may hold both, in any order. attention.c builds the plan on the
+/* cuda_attention.h: the CUDA plan of one step's attention and the launchers behind op_attention. Sequences with one
+ * query token are decode, all others prefill; a step may hold both, in any order. In batch-invariant mode all are
+ * prefill, whose sums for a row depend on its position alone: not on the batch, nor on whether the row came as a prompt
+ * or one by one. attention.c builds the plan on the
  * host and dispatches; the kernels read the plan from step memory and decide nothing.
  *
  * Decode's grid depends on seqs, shapes and device alone (never on lengths), so any decode plan replays in a graph that
@@ -34,34 +36,34 @@ struct prefill_plan {
  * warp of the grid takes an equal piece of it, whatever units it crosses: so all SMs end together. The warps of a CTA
  * take neighbouring pieces and fold what they have of a unit in shared memory; what a CTA has of units that it shares
  * with its neighbours goes to the workspace, and the CTA that ends last of a unit's folds it in the order of the CTAs.
- * In batch-invariant mode pieces end at multiples of decode_split_keys of the sequence's own length, every split's
- * result goes to the workspace, and a second kernel folds them in rising order. */
+ */
 #define DECODE_WARPS        8
 #define DECODE_TILE_HEADS   16
 #define DECODE_HEAD_DIM_MAX 256 /* wider heads are prefill even with one token */
-/* Splits of one sequence in batch-invariant mode at most: they bound the workspace. */
-#define DECODE_SPLITS_MAX 32
 
 /* Where a warp begins, and a sequence: one 32-byte read each. */
 struct decode_range {
-    int32_t seq;           /* among the decode sequences */
-    int32_t offset, count; /* first block within the sequence's units; blocks of this warp (0: none) */
-    int32_t row, slot;     /* of q; of the page table */
-    int32_t kv_len;        /* keys of the sequence */
-    int32_t first, blocks; /* first block that the query sees, and how many from there */
+    int32_t seq;         /* among the decode sequences */
+    int32_t tile, block; /* where the warp begins: head tile; block, counted from the first one that the query sees */
+    int32_t count;       /* blocks of the warp (0: none) */
+    int32_t row, slot;   /* of q; of the page table */
+    int32_t kv_len;      /* keys of the sequence */
+    int32_t unused;
 };
 
 /* What a CTA shares with its neighbours: the CTAs of the unit that it ends or is inside of (first_before < 0: none),
- * and the last CTA of the unit that begins in it and ends elsewhere (last_after < 0: none). */
+ * and the last CTA of the unit that begins in it and ends elsewhere (last_after < 0: none). Shared units along the line
+ * have colours 0 and 1 in turn, so that a CTA's two do not meet in the workspace. */
 struct decode_share {
-    int32_t first_before, last_before, last_after, unused;
+    int32_t first_before, last_before, last_after, colour_before;
 };
 
 struct decode_plan {
-    int32_t seqs; /* decode sequences (in a pure decode step: all of them) */
-    int32_t ctas; /* of the grid */
-    void *work;   /* step, written on the device: counters [ctas] i32 (zero again after each op), padded to 16 bytes;
-                   * decode_share [ctas]; decode_range [ctas * DECODE_WARPS] of the warps, then [seqs] of the sequences */
+    int32_t seqs;  /* decode sequences (in a pure decode step: all of them) */
+    int32_t ctas;  /* of the grid */
+    int32_t warps; /* of a CTA */
+    void *work;    /* step, written on the device: counters [ctas] i32 (zero again after each op), padded to 16 bytes;
+                    * decode_share [ctas]; decode_range [ctas * warps] of the warps, then [seqs] of the sequences */
     size_t work_bytes;
 };
 
@@ -72,8 +74,6 @@ static inline int32_t decode_tile_heads_max(int32_t head_dim) {
 static inline int32_t decode_block_keys(int32_t head_dim) {
     return head_dim > 64 ? 16 : 32;
 }
-/* Keys of a split in batch-invariant mode: at least 256, a multiple of that, at most DECODE_SPLITS_MAX of them. */
-#define DECODE_SPLIT_KEYS(kv_len) (((kv_len) + 256 * DECODE_SPLITS_MAX - 1) / (256 * DECODE_SPLITS_MAX) * 256)
 
 struct cuda_attention_plan {
     struct attention_plan head; /* tiles and items NULL; workspace_bytes set */
@@ -101,7 +101,9 @@ int cuda_prefill_sm90(struct backend *backend, const struct op_attention_args *a
 int cuda_prefill_portable(struct backend *backend, const struct op_attention_args *args,
                           const struct prefill_plan *plan, struct err *err);
 /* attention_decode.cu: portable and sm_90a variants inside; also called by the decode stack. */
-size_t cuda_decode_workspace(const struct backend *backend, int32_t seqs, int32_t n_heads, int32_t head_dim);
+size_t cuda_decode_workspace(const struct backend *backend, int32_t n_heads, int32_t head_dim);
+/* Warps of a CTA: as many as have room for their rings. */
+int32_t cuda_decode_warps(const struct backend *backend, int32_t head_dim);
 int cuda_decode(struct backend *backend, const struct op_attention_args *args, const struct decode_plan *plan,
                 struct err *err);
 
