@@ -352,7 +352,8 @@ struct op_sample_reset_args {
 int op_sample_reset(struct backend *backend, const struct op_sample_reset_args *args, struct err *err);
 
 /* What the sampler needs of a step's rows, laid out for the device: in step memory, so between step begin and commit.
- * The first `rows` of row count; up to rows_padded are drawn greedily into dummy_slot and their results dropped. Place
+ * The first `rows` of row count; those up to rows_padded are nobody's: the last token of dummy_slot is some id of the
+ * vocabulary after them, and nothing else is written. Place
  * and size of the fixed part depend on rows_padded alone; lists of bans and biases lie behind, at the end of what this
  * call takes. NULL: no room. */
 struct sample_batch; /* opaque */

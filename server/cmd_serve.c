@@ -162,13 +162,22 @@ static const char *shown_name(const struct serve *serve) {
     return serve->options.served_names.count ? serve->options.served_names.items[0] : serve->model.name;
 }
 
+/* The one line of a start that failed. A device that is not there: what serves instead. */
+static void load_failure_print(const struct serve *serve) {
+    const struct err *err = &serve->load.err;
+    bool device = strcmp(err->field, "device") == 0;
+    bool told = strstr(err->text, "--device cpu") != NULL;
+    fprintf(stderr, "quire: %s: %s%s\n", device ? "--device" : serve->load.failed_at, err->text,
+            device && !told ? "; --device cpu serves without it" : "");
+}
+
 static void on_loaded(uv_async_t *async) {
     struct serve *serve = async->data;
     if (!atomic_load(&serve->load.finished) || serve->ready) return;
     serve_load_join(serve);
     uv_unref((uv_handle_t *)async);
     if (serve->load.err.code) {
-        fprintf(stderr, "quire: %s: %s\n", serve->load.failed_at, serve->load.err.text);
+        load_failure_print(serve);
         loop_stop(serve, serve_exit_code(&serve->load.err));
         return;
     }
