@@ -37,7 +37,9 @@ struct prefill_params {
 };
 
 struct prefill_item {
-    int32_t unit, q_begin, q_count, position, slot, kv_len, block_begin, block_end;
+    int32_t unit, q_begin, q_count, position, slot;
+    int32_t key_begin, kv_len; /* keys that are there; what lies before and beyond them in pages may be anything */
+    int32_t block_begin, block_end;
 };
 
 /* What a kernel for one head_dim is built of, and where things lie in its shared memory. */
@@ -99,9 +101,10 @@ template <int KEYS> __device__ __forceinline__ prefill_item prefill_item_at(cons
     item.q_count = tile.q_count;
     item.position = tile.position;
     item.slot = tile.slot;
+    item.key_begin = p.window > 0 ? max(0, tile.position - p.window + 1) : 0;
     item.kv_len = tile.kv_len;
+    item.block_begin = item.key_begin / KEYS;
     item.block_end = (tile.position + tile.q_count + KEYS - 1) / KEYS;
-    item.block_begin = p.window > 0 ? max(0, tile.position - p.window + 1) / KEYS : 0;
     return item;
 }
 
@@ -119,41 +122,36 @@ __device__ __forceinline__ void prefill_produce(const prefill_params &p, const C
     const uint32_t box_bytes = (uint32_t)box_rows * 128;
     const uint32_t box_at = (uint32_t)(panel * shape::kv_panel + row * 128);
     prefill_ring<STAGES> k = {0, 1}, v = {0, 1};
-    uint32_t q_parity = 1;
-    int32_t i = (int32_t)blockIdx.x;
-    while (i < p.items) {
-        uint32_t ticket = 0;
-        if (lane == 0) ticket = atomicAdd(p.ticket, 1u);
-        const prefill_item item = prefill_item_at<KEYS>(p, i);
-        const int32_t *pages = p.pages + (int64_t)item.slot * p.max_pages;
-        const int kv_head = item.unit / p.unit_share;
-        int block = item.block_end - 1;
-        /* The page of this lane's box in a block, or -1: beyond the sequence. */
-        auto page_of = [&](int b) {
-            int at = b * KEYS + row;
-            return lane < boxes && at < item.kv_len ? pages[at >> p.page_shift] : -1;
-        };
-        auto load = [&](bool values, int b, int page, uint32_t at, uint32_t full, uint32_t empty, uint32_t parity) {
-            mbarrier_wait(empty, parity);
-            int count = __popc(__ballot_sync(~0u, page >= 0));
-            if (lane == 0) mbarrier_expect(full, (uint32_t)count * box_bytes);
-            __syncwarp();
-            if (page >= 0)
-                tma_load_4d(at + box_at, kv_map, full, panel * 64, (b * KEYS + row) & (page_rows - 1),
-                            kv_head + (values ? p.n_kv_heads : 0), page);
-        };
-        auto load_k = [&](int b, int page) {
-            load(false, b, page, shared + shape::k_at + (uint32_t)(k.stage * shape::kv_bytes), barriers.k_full(k.stage),
-                 barriers.k_empty(k.stage), k.parity);
-            k.next();
-        };
-        auto load_v = [&](int b, int page) {
-            load(true, b, page, shared + shape::v_at + (uint32_t)(v.stage * shape::kv_bytes), barriers.v_full(v.stage),
-                 barriers.v_empty(v.stage), v.parity);
-            v.next();
-        };
-        int page = page_of(block);
-        load_k(block, page);
+    uint32_t q_parity = 1, ticket = 0;
+    prefill_item item = prefill_item_at<KEYS>(p, (int32_t)blockIdx.x), next = item;
+
+    /* The page of this lane's box in a block, or -1: nothing of it is seen. */
+    auto page_of = [&](const prefill_item &of, int b) {
+        int at = b * KEYS + row;
+        return lane < boxes && b >= of.block_begin && at < of.kv_len && at + box_rows > of.key_begin
+                   ? p.pages[(int64_t)of.slot * p.max_pages + (at >> p.page_shift)]
+                   : -1;
+    };
+    auto load = [&](bool values, int b, int page, uint32_t at, uint32_t full, uint32_t empty, uint32_t parity) {
+        mbarrier_wait(empty, parity);
+        int count = __popc(__ballot_sync(~0u, page >= 0));
+        if (lane == 0) mbarrier_expect(full, (uint32_t)count * box_bytes);
+        __syncwarp();
+        if (page >= 0)
+            tma_load_4d(at + box_at, kv_map, full, panel * 64, (b * KEYS + row) & (page_rows - 1),
+                        item.unit / p.unit_share + (values ? p.n_kv_heads : 0), page);
+    };
+    auto load_k = [&](int b, int page) {
+        load(false, b, page, shared + shape::k_at + (uint32_t)(k.stage * shape::kv_bytes), barriers.k_full(k.stage),
+             barriers.k_empty(k.stage), k.parity);
+        k.next();
+    };
+    auto load_v = [&](int b, int page) {
+        load(true, b, page, shared + shape::v_at + (uint32_t)(v.stage * shape::kv_bytes), barriers.v_full(v.stage),
+             barriers.v_empty(v.stage), v.parity);
+        v.next();
+    };
+    auto load_q = [&]() {
         mbarrier_wait(barriers.q_empty(), q_parity);
         q_parity ^= 1;
         if (lane == 0) {
@@ -165,19 +163,42 @@ __device__ __forceinline__ void prefill_produce(const prefill_params &p, const C
                             item.unit * p.pack, item.q_begin);
         }
         __syncwarp();
-        int page_next = block > item.block_begin ? page_of(block - 1) : -1;
+    };
+    /* The next item in steps, one a block, so that no step waits for the memory read of the one before; begun late, so
+     * that the CTA which ends first takes it. */
+    auto prepare = [&](int part, int &page, int &page_next) {
+        if (part == 0 && lane == 0) ticket = atomicAdd(p.ticket, 1u);
+        if (part == 1) {
+            ticket = __shfl_sync(~0u, ticket, 0);
+            /* The last of all tickets: everyone else has drawn one that ended him. */
+            if (lane == 0 && (int32_t)ticket == p.items - 1) *p.ticket = 0;
+            next.unit = -1;
+            if ((int32_t)(ticket + gridDim.x) < p.items) next = prefill_item_at<KEYS>(p, (int32_t)(ticket + gridDim.x));
+        }
+        if (part == 2 && next.unit >= 0) {
+            page = page_of(next, next.block_end - 1);
+            page_next = page_of(next, next.block_end - 2);
+        }
+    };
+
+    int page = page_of(item, item.block_end - 1), page_next = page_of(item, item.block_end - 2);
+    while (item.unit >= 0) {
+        int block = item.block_end - 1, part = 0, first = 0, second = 0;
+        load_k(block, page);
+        load_q();
         for (; block > item.block_begin; block--) {
             load_k(block - 1, page_next);
             int page_now = page_next;
-            if (block - 1 > item.block_begin) page_next = page_of(block - 2);
+            page_next = page_of(item, block - 2);
             load_v(block, page);
             page = page_now;
+            if (block - item.block_begin <= 3) prepare(part++, first, second);
         }
+        while (part < 3) prepare(part++, first, second);
         load_v(block, page);
-        ticket = __shfl_sync(~0u, ticket, 0);
-        /* The last of all tickets: everyone else has drawn one that ended him. */
-        if (lane == 0 && (int32_t)ticket == p.items - 1) *p.ticket = 0;
-        i = (int32_t)(ticket + gridDim.x);
+        item = next;
+        page = first;
+        page_next = second;
     }
     mbarrier_wait(barriers.q_empty(), q_parity);
     if (lane == 0) {
@@ -242,10 +263,9 @@ __device__ __forceinline__ void prefill_softmax(float (&s)[KEYS / 2], float (&ma
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
         m = fmaxf(maximum[r], prefill_quad_max(m));
-        float base = CHECKED && m == -INFINITY ? 0.0f : m * scale_log2;
-        rescale[r] = prefill_exp2(maximum[r] * scale_log2 - base);
+        const float known = CHECKED && m == -INFINITY ? 0.0f : m, base = known * scale_log2;
+        rescale[r] = prefill_exp2((maximum[r] - known) * scale_log2); /* 1, not nearly, where nothing changed */
         maximum[r] = m;
-        sum[r] *= rescale[r];
         float a = 0.0f, b = 0.0f;
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
@@ -254,7 +274,7 @@ __device__ __forceinline__ void prefill_softmax(float (&s)[KEYS / 2], float (&ma
             a += s[4 * j + 2 * r];
             b += s[4 * j + 2 * r + 1];
         }
-        sum[r] += a + b;
+        sum[r] = fmaf(sum[r], rescale[r], a + b);
     }
 }
 
@@ -274,16 +294,17 @@ template <int HEAD_DIM> __device__ __forceinline__ void prefill_scale(float (&o)
     }
 }
 
-/* Rows of V beyond the sequence hold whatever was in the page, NaN too, and a weight of 0 would not silence that: each
- * consumer group writes zeros there before it sums (two groups write the same zeros). */
+/* Rows of V that nobody sees (beyond the sequence, before the window) hold whatever was in the page or in shared
+ * memory, NaN too, and a weight of 0 would not silence that: each consumer group writes zeros there before it sums. All
+ * groups write the same zeros. */
 template <int HEAD_DIM, int GROUPS, int KEYS, int STAGES>
-__device__ __forceinline__ void prefill_clear_tail(unsigned char *v, int valid, int group, int thread) {
+__device__ __forceinline__ void prefill_clear(unsigned char *v, int first, int last, int group, int thread) {
     using shape = prefill_shape<HEAD_DIM, GROUPS, KEYS, STAGES>;
-    const int pieces = (KEYS - valid) * 8;
 #pragma unroll
     for (int c = 0; c < shape::panels; c++)
-        for (int i = thread; i < pieces; i += 128)
-            *(uint4 *)(v + c * shape::kv_panel + valid * 128 + i * 16) = make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int i = first * 8 + thread; i < last * 8; i += 128)
+            *(uint4 *)(v + c * shape::kv_panel + i * 16) = make_uint4(0, 0, 0, 0);
     fence_async_shared();
     named_sync<128>(1 + GROUPS + group);
 }
@@ -325,33 +346,35 @@ template <int HEAD_DIM, int GROUPS, int KEYS, int STAGES>
 __device__ __forceinline__ void prefill_store(const prefill_params &p, const prefill_item &item,
                                               const float (&o)[HEAD_DIM / 2], unsigned char *staging, int row0,
                                               int lane) {
-    constexpr int pitch = prefill_shape<HEAD_DIM, GROUPS, KEYS, STAGES>::panels * 128, chunks = HEAD_DIM / 8;
-    unsigned char *mine = staging + row0 * pitch;
-    const int r = (lane & 7) + (lane & 8), half = lane >> 4;
+    using shape = prefill_shape<HEAD_DIM, GROUPS, KEYS, STAGES>;
+    constexpr int chunks = HEAD_DIM / 8;
+    unsigned char *mine = staging + row0 * 128;
+    auto chunk_at = [&](int row, int chunk) {
+        return mine + chunk / 8 * shape::q_panel + row * 128 + (((chunk & 7) ^ (row & 7)) * 16);
+    };
+    const int r = lane & 15, half = lane >> 4;
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < chunks; j += 2) {
-        uint32_t at = shared_address(mine + r * pitch + (((j + half) ^ (r & 7)) * 16));
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+    for (int j = 0; j < chunks; j += 2)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         shared_address(chunk_at(r, j + half))),
                      "r"(prefill_pack(o[4 * j], o[4 * j + 1])), "r"(prefill_pack(o[4 * j + 2], o[4 * j + 3])),
                      "r"(prefill_pack(o[4 * j + 4], o[4 * j + 5])), "r"(prefill_pack(o[4 * j + 6], o[4 * j + 7]))
                      : "memory");
-    }
     __syncwarp();
     const uint32_t inverse = (65536u + (uint32_t)p.pack - 1) / (uint32_t)p.pack; /* exact for rows below 192 */
-    const int tokens = min(item.q_count, prefill_shape<HEAD_DIM, GROUPS, KEYS, STAGES>::rows / p.pack);
+    const int tokens = min(item.q_count, shape::rows / p.pack);
     __nv_bfloat16 *out = p.out + item.q_begin * p.out_stride + (int64_t)item.unit * p.pack * HEAD_DIM;
 #pragma unroll
     for (int i = lane; i < 16 * chunks; i += 32) {
         int rr = i / chunks, c = i % chunks, row = row0 + rr;
         int token = (int)((uint32_t)row * inverse >> 16), head = row - token * p.pack;
-        uint4 x = *(const uint4 *)(mine + rr * pitch + ((c ^ (rr & 7)) * 16));
         if (token >= tokens) continue;
         __nv_bfloat16 *to = out + token * p.out_stride + head * HEAD_DIM + c * 8;
         if (p.out_aligned) {
-            *(uint4 *)to = x;
+            *(uint4 *)to = *(const uint4 *)chunk_at(rr, c);
         } else {
-            const __nv_bfloat16 *from = (const __nv_bfloat16 *)(mine + rr * pitch + ((c ^ (rr & 7)) * 16));
+            const __nv_bfloat16 *from = (const __nv_bfloat16 *)chunk_at(rr, c);
             for (int e = 0; e < 8; e++) to[e] = from[e];
         }
     }
@@ -425,11 +448,11 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
             }
             prefill_mask<KEYS, FEATURES>(s, last, first);
         };
-        auto clear_tail = [&](int block) {
-            int valid = item.kv_len - block * KEYS;
-            if (valid < KEYS)
-                prefill_clear_tail<HEAD_DIM, GROUPS, KEYS, STAGES>(
-                    shared_bytes + shape::v_at + v.stage * shape::kv_bytes, valid, group, thread);
+        /* In the block of V that is summed next. */
+        auto clear = [&](int first, int last) {
+            if (first < last)
+                prefill_clear<HEAD_DIM, GROUPS, KEYS, STAGES>(shared_bytes + shape::v_at + v.stage * shape::kv_bytes,
+                                                              first, last, group, thread);
         };
 
         /* The last block: nothing to overlap with yet. */
@@ -447,7 +470,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 2; n++) o[n] = 0.0f;
         mbarrier_wait(barriers.v_full(v.stage), v.parity);
-        clear_tail(block);
+        clear(item.kv_len - block * KEYS, KEYS);
 
         /* Scores of `block` beside the sums with the weights of the one after it. */
         auto step = [&](auto masked) {
@@ -480,6 +503,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
 
         if (!shape::q_registers && shape::out_apart && lane == 0) mbarrier_arrive(barriers.q_empty());
         mbarrier_wait(barriers.v_full(v.stage), v.parity);
+        if (FEATURES) clear(0, item.key_begin - item.block_begin * KEYS);
         registers_pin(w);
         registers_pin(o);
         wgmma_fence();
