@@ -3,8 +3,9 @@
  * usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in TOKENS] [--out TOKENS]
  *                    [--model NAME] [--seed S] [--vocab V]
  * Sends N requests of `in` random token ids, greedy, end ids ignored, prefix cache of no use (every prompt differs), C
- * at once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT and
- * inter-event gaps. A thread a connection with blocking sockets costs the server's cores as little as a client can. */
+ * at once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT, time
+ * an output token, and gaps between events (itl). A thread a connection with blocking sockets costs the server's cores
+ * as little as a client can. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -34,6 +35,7 @@ struct options {
 struct sample {
     double ttft_s, gap_max_s, total_s;
     int events;
+    float *gaps_s; /* [out_tokens] from one event to the next; 0 between events that came together */
 };
 
 struct bench {
@@ -125,8 +127,9 @@ static bool request_run(const struct bench *bench, int fd, int index, struct sam
         double gap = (double)(now - last) * 1e-9;
         if (sample->events == 0)
             sample->ttft_s = gap;
-        else if (gap > sample->gap_max_s)
-            sample->gap_max_s = gap;
+        else if (sample->events < o->out_tokens)
+            sample->gaps_s[sample->events - 1] = (float)gap;
+        if (sample->events && gap > sample->gap_max_s) sample->gap_max_s = gap;
         sample->events += events;
         last = now;
     }
@@ -163,23 +166,51 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static int compare_f32(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Gaps between events of all samples, sorted; the caller frees them. */
+static float *gaps_sorted(const struct bench *bench, size_t *count) {
+    const struct options *o = &bench->options;
+    float *all = mem_zalloc((size_t)o->requests * (size_t)o->out_tokens + 1, sizeof *all);
+    *count = 0;
+    for (int i = 0; i < o->requests; i++) {
+        const struct sample *s = &bench->samples[i];
+        int gaps = s->events < o->out_tokens ? s->events - 1 : o->out_tokens - 1;
+        for (int k = 0; k < gaps; k++) all[(*count)++] = s->gaps_s[k];
+    }
+    qsort(all, *count, sizeof *all, compare_f32);
+    return all;
+}
+
 static void report(const struct bench *bench, double wall_s) {
     const struct options *o = &bench->options;
-    double *ttft = mem_zalloc((size_t)o->requests, sizeof *ttft), gap = 0, tpot = 0;
+    const size_t n = (size_t)o->requests;
+    double *ttft = mem_zalloc(n, sizeof *ttft), *tpot = mem_zalloc(n, sizeof *tpot), gap = 0, tpot_sum = 0;
     int failed = atomic_load(&bench->failed);
-    for (int i = 0; i < o->requests; i++) {
+    size_t gap_count;
+    float *gaps = gaps_sorted(bench, &gap_count);
+    for (size_t i = 0; i < n; i++) {
         const struct sample *s = &bench->samples[i];
         ttft[i] = s->ttft_s;
         if (s->gap_max_s > gap) gap = s->gap_max_s;
-        if (o->out_tokens > 1) tpot += (s->total_s - s->ttft_s) / (o->out_tokens - 1) / o->requests;
+        if (o->out_tokens > 1) tpot[i] = (s->total_s - s->ttft_s) / (o->out_tokens - 1);
+        tpot_sum += tpot[i];
     }
-    qsort(ttft, (size_t)o->requests, sizeof *ttft, compare);
+    qsort(ttft, n, sizeof *ttft, compare);
+    qsort(tpot, n, sizeof *tpot, compare);
     printf("{\"concurrency\":%d,\"requests\":%d,\"failed\":%d,\"in\":%d,\"out\":%d,\"wall_s\":%.4f,\"out_tok_s\":%.2f,"
-           "\"ttft_p50_s\":%.4f,\"ttft_min_s\":%.4f,\"ttft_max_s\":%.4f,\"tpot_mean_s\":%.5f,\"gap_max_s\":%.4f}\n",
+           "\"ttft_p50_s\":%.5f,\"ttft_min_s\":%.5f,\"ttft_max_s\":%.5f,\"ttft_p99_s\":%.5f,\"tpot_mean_s\":%.6f,"
+           "\"tpot_p50_s\":%.6f,\"tpot_p99_s\":%.6f,\"itl_p50_s\":%.6f,\"itl_p99_s\":%.6f,\"gap_max_s\":%.4f}\n",
            o->concurrency, o->requests, failed, o->in_tokens, o->out_tokens, wall_s,
-           (double)(o->requests - failed) * o->out_tokens / wall_s, ttft[o->requests / 2], ttft[0],
-           ttft[o->requests - 1], tpot, gap);
+           (double)(o->requests - failed) * o->out_tokens / wall_s, ttft[n / 2], ttft[0], ttft[n - 1],
+           ttft[n * 99 / 100], tpot_sum / (double)n, tpot[n / 2], tpot[n * 99 / 100],
+           (double)(gap_count ? gaps[gap_count / 2] : 0), (double)(gap_count ? gaps[gap_count * 99 / 100] : 0), gap);
     mem_free(ttft);
+    mem_free(tpot);
+    mem_free(gaps);
 }
 
 static bool options_read(int argc, char **argv, struct options *o) {
@@ -215,7 +246,7 @@ static bool options_read(int argc, char **argv, struct options *o) {
             return false;
     }
     return argc % 2 == 1 && o->concurrency >= 1 && o->concurrency <= 1024 && o->requests >= 1 && o->in_tokens >= 1 &&
-           o->vocab > 800;
+           o->out_tokens >= 1 && o->vocab > 800;
 }
 
 int main(int argc, char **argv) {
@@ -227,6 +258,9 @@ int main(int argc, char **argv) {
         return 2;
     }
     bench.samples = mem_zalloc((size_t)bench.options.requests, sizeof *bench.samples);
+    const size_t out_tokens = (size_t)bench.options.out_tokens;
+    float *gaps = mem_zalloc((size_t)bench.options.requests * out_tokens, sizeof *gaps);
+    for (int i = 0; i < bench.options.requests; i++) bench.samples[i].gaps_s = gaps + (size_t)i * out_tokens;
     pthread_t *threads = mem_zalloc((size_t)bench.options.concurrency, sizeof *threads);
     int64_t begin = clock_now_ns();
     for (int i = 0; i < bench.options.concurrency; i++)
@@ -234,6 +268,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < bench.options.concurrency; i++) pthread_join(threads[i], NULL);
     report(&bench, (double)(clock_now_ns() - begin) * 1e-9);
     mem_free(threads);
+    mem_free(gaps);
     mem_free(bench.samples);
     return atomic_load(&bench.failed) ? 1 : 0;
 }

@@ -157,7 +157,12 @@ static void option_set(struct options *o, const char *name, const char *value) {
 
 int main(int argc, char **argv) {
     struct options o = {.backend = {.device = DEVICE_CUDA},
-                        .model = {.limits = {128, 2048, 2048, 64, DTYPE_BF16}, .pages_total = 1024}};
+                        .model = {.limits = {.max_num_seqs = 128,
+                                             .max_num_batched_tokens = 2048,
+                                             .max_model_len = 2048,
+                                             .page_size = 64,
+                                             .kv_dtype = DTYPE_BF16},
+                                  .pages_total = 1024}};
     struct tool t = {0};
     struct err err = {0};
     if (argc < 4 || argc % 2 != 0) return fail("usage: model_logits MODEL SCRIPT OUT [--option VALUE]...") + 1;

@@ -142,7 +142,7 @@ static inline const struct batch *run_batch(struct run *r, struct arena *arena, 
     *b = (struct run_build){0};
     for (int32_t i = 0; i < count; i++) {
         tokens += feeds[i].count;
-        deltas += feeds[i].count / r->limits.page_size + 2;
+        deltas += feeds[i].count / r->limits.page_size + 2 + r->shared[feeds[i].slot];
     }
     int32_t **arrays[] = {&b->ids, &b->slots_of, &b->positions, &b->slots, &b->q_start, &b->kv_len, &b->rows};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = ARENA_ARRAY(arena, int32_t, tokens + 1);

@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+"""The benches of tests/gpu: runs build/tools/bench_engine, the server and its clients, and keeps the figures.
+
+usage: tests/gpu_bench.py [--build DIR] decode|prefill|offline|http|soak
+       tests/gpu_bench.py --merge LOG --part NAME
+
+A bench prints where it runs, lines "figure KEY VALUE", and a table of lines "| ..." with limit, peer and goal.
+--merge takes the figures of such a log into tests/bench/h200.json and appends the table to tests/bench/SPEED.md. All on
+one GPU, bf16, random weights made from a config.json (tests/bench/configs), random prompts, no prefix cache: as the
+peers were measured (tests/bench/peers/h200.json). tests/gpu calls it.
+"""
+
+import argparse, datetime, http.client, json, os, random, re, signal, subprocess, sys, threading, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FIGURES = os.path.join(ROOT, "tests/bench/h200.json")
+PEERS = os.path.join(ROOT, "tests/bench/peers/h200.json")
+CONFIGS = os.path.join(ROOT, "tests/bench/configs")
+PORT = 18438
+
+# The limit of the machine (4.25 TB/s read, 756 TFLOP/s) and the goal, by key behind "quire/".
+ROWS = {
+    "llama-3.2-1b/bf16/tp1/decode_step_ms/b1_ctx1k": (0.58, 0.7),
+    "llama-3.2-1b/bf16/tp1/decode_step_ms/b8_ctx1k": (0.64, 0.8),
+    "llama-3.2-1b/bf16/tp1/decode_step_ms/b64_ctx1k": (1.07, 1.35),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b1_ctx1k": (3.52, 3.85),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b8_ctx1k": (3.74, 4.25),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b32_ctx1k": (4.49, 5.1),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b64_ctx1k": (5.49, 6.25),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b128_ctx1k": (7.5, 9.1),
+    "llama-3.1-8b/bf16/tp1/decode_step_ms/b256_ctx1k": (11.5, 14.0),
+    "llama-3.1-8b/bf16/tp1/prefill_ms/b1_128": (3.5, 5.5),
+    "llama-3.1-8b/bf16/tp1/prefill_ms/b1_1000": (18.6, 23),
+    "llama-3.1-8b/bf16/tp1/prefill_ms/b1_2048": (37.6, 43),
+    "llama-3.1-8b/bf16/tp1/prefill_ms/b1_8192": (167, 192),
+    "llama-3.1-8b/bf16/tp1/batch_prefill_tok_s/b64_896": (47000, 45500),
+    "llama-3.1-8b/bf16/tp1/offline_out_tok_s/r256_1000_1000": (12100, 10800),
+    "llama-3.1-8b/bf16/tp1/http/best/ttft_ms/b1_128": (3.5, 7),
+    "llama-3.1-8b/bf16/tp1/http/best/ttft_ms/b1_1000": (18.6, 24),
+    "llama-3.1-8b/bf16/tp1/http/best/tpot_ms/b1_ctx1k": (3.52, 3.9),
+    "llama-3.1-8b/bf16/tp1/http/best/load_c64_1000_200/out_tok_s": (6500, 5200),
+    "llama-3.1-8b/bf16/tp1/http/best/load_c64_1000_200/itl_ms_p99": (None, 60),
+    "llama-3.1-8b/bf16/tp1/http/best/load_c256_1000_200/out_tok_s": (6900, 6200),
+    "llama-3.1-8b/bf16/tp1/http/warm2/start_to_first_token_s": (1, 4),
+}
+
+
+def more_is_better(key):
+    return "tok_s" in key
+
+
+class Bench:
+    def __init__(self, build):
+        self.build, self.figures = build, {}
+
+    def tool(self, name):
+        return os.path.join(self.build, "tools", name)
+
+    def figure(self, key, value):
+        self.figures[key] = value
+        print(f"figure quire/{key} {value:.6g}", flush=True)
+
+    def table(self):
+        peers = json.load(open(PEERS))
+        print("| figure | limit | vLLM 0.25 | quire | share of the limit | goal | reached |\n|" + " --- |" * 7)
+        for key, value in self.figures.items():
+            limit, goal = ROWS.get(key, (None, None))
+            peer = peers.get("vllm-0.25.0/" + key)
+            share = "" if not limit else f"{(value / limit if more_is_better(key) else limit / value):.0%}"
+            reached = ""
+            if goal:
+                off = (goal - value if more_is_better(key) else value - goal) / goal
+                reached = "yes" if off <= 0 else f"{off:.0%} off"
+            cells = [key, f"{limit:g}" if limit else "", f"{peer:.5g}" if peer else "", f"{value:.5g}", share,
+                     f"{goal:g}" if goal else "", reached]  # fmt: skip
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+# ---- the engine alone -----------------------------------------------------------------------------------------------
+
+
+def engine(bench, model, *flags, limit=500):
+    path = os.path.join(bench.build, f"bench-{model}.json")
+    command = [bench.tool("bench_engine"), os.path.join(CONFIGS, model), "--device", "cuda", "--load-format", "dummy",
+               "--name", model, "--json", path, *flags]  # fmt: skip
+    r = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    print(r.stdout, flush=True)
+    if r.returncode:
+        raise RuntimeError(f"bench_engine ended with {r.returncode}: {r.stderr.strip()[-800:]}")
+    for key, value in json.load(open(path)).items():
+        bench.figure(key.split("/", 1)[1], value)
+
+
+def decode(bench):
+    engine(bench, "llama-3.2-1b", "--decode", "1,8,64", "--reps", "3")
+    engine(bench, "llama-3.1-8b", "--decode", "1,8,32,64,128,256", "--reps", "3")
+
+
+def prefill(bench):
+    engine(bench, "llama-3.2-1b", "--prefill", "128,1000,2048", "--reps", "5")
+    engine(bench, "llama-3.1-8b", "--prefill", "128,1000,2048,8192", "--batch-prefill", "32,64,128", "--reps", "5")
+
+
+def offline(bench):
+    engine(bench, "llama-3.1-8b", "--offline", "256", "--input", "1000", "--output", "1000")
+
+
+# ---- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, bench, model, *flags):
+        self.command = [os.path.join(bench.build, "quire"), "serve", model, "--port", str(PORT), "--device", "cuda"]
+        self.command += ["--served-model-name", "bench", *flags]
+        self.lines = []
+
+    def __enter__(self):
+        self.begin = time.monotonic()
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+        while time.monotonic() - self.begin < 120:
+            if self.process.poll() is not None:
+                self.reader.join(5)
+                raise RuntimeError("the server ended:\n" + "".join(self.lines[-20:]))
+            try:
+                if ask("GET", "/health")[0] == 200:
+                    return self
+            except OSError:
+                pass
+            time.sleep(0.02)
+        raise RuntimeError("the server did not get ready:\n" + "".join(self.lines[-20:]))
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def ask(method, path, body=None, limit=60):
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=limit)
+    try:
+        connection.request(method, path, json.dumps(body) if body is not None else None,
+                           {"Content-Type": "application/json"} if body is not None else {})  # fmt: skip
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def client(bench, *flags, limit=200):
+    command = [bench.tool("bench_serve"), "--port", str(PORT), "--model", "bench", "--vocab", "128000"]
+    command += [str(flag) for flag in flags]
+    r = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    print(r.stdout.strip(), flush=True)
+    if r.returncode:
+        raise RuntimeError(f"bench_serve ended with {r.returncode}: {(r.stderr or r.stdout).strip()[-500:]}")
+    return json.loads(r.stdout)
+
+
+def over_http(bench):
+    key = "llama-3.1-8b/bf16/tp1/http"
+    with Server(bench, os.path.join(CONFIGS, "llama-3.1-8b"), "--load-format", "dummy") as server:
+        first = {"model": "bench", "prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
+        status, body = ask("POST", "/v1/completions", first)
+        if status != 200:
+            raise RuntimeError(f"the first request was answered with {status}: {body[:300]}")
+        bench.figure(key + "/warm2/start_to_first_token_s", time.monotonic() - server.begin)
+        for tokens in (128, 1000, 8000):
+            client(bench, "--in", tokens, "--out", 4, "--requests", 2, "--seed", 90)
+            got = client(bench, "--in", tokens, "--out", 4, "--requests", 11, "--seed", 91 + tokens)
+            bench.figure(f"{key}/best/ttft_ms/b1_{tokens}", got["ttft_p50_s"] * 1e3)
+        got = client(bench, "--in", 912, "--out", 257, "--requests", 3, "--seed", 7)
+        bench.figure(f"{key}/best/tpot_ms/b1_ctx1k", got["tpot_p50_s"] * 1e3)
+        for c in (16, 64, 256):
+            got = client(bench, "--in", 1000, "--out", 200, "--concurrency", c, "--requests", 4 * c, "--seed", 1000 + c)
+            load = f"{key}/best/load_c{c}_1000_200"
+            bench.figure(load + "/out_tok_s", got["out_tok_s"])
+            for name in ("itl", "tpot", "ttft"):
+                for p in ("p50", "p99"):
+                    bench.figure(f"{load}/{name}_ms_{p}", got[f"{name}_{p}_s"] * 1e3)
+
+
+# ---- eight minutes --------------------------------------------------------------------------------------------------
+
+SOAK_SECONDS, SOAK_CLIENTS = float(os.environ.get("QUIRE_SOAK_SECONDS", "480")), 96
+
+
+def gpu_memory_bytes():
+    """What the driver says is taken of the GPU."""
+    r = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                       capture_output=True, text=True, timeout=30)  # fmt: skip
+    return int(r.stdout.split()[0]) << 20
+
+
+def metric(text, name):
+    return sum(float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.M))
+
+
+class Soaker(threading.Thread):
+    """Requests of random lengths one behind the other; every fifth is left in the middle."""
+
+    def __init__(self, seed, until):
+        super().__init__(daemon=True)
+        self.random, self.until = random.Random(seed), until
+        self.done = self.left = self.wrong = 0
+        self.last_error = ""
+
+    def once(self):
+        r = self.random
+        prompt = [r.randrange(300, 128000) for _ in range(int(r.lognormvariate(5.5, 1.0)) % 4000 + 1)]
+        body = {"model": "bench", "prompt": prompt, "max_tokens": r.randrange(16, 400), "ignore_eos": True,
+                "stream": True, "temperature": r.choice([0, 0.7, 1.0])}  # fmt: skip
+        leave = r.random() < 0.2
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RuntimeError(f"{answer.status}: {answer.read()[:200]}")
+            if leave:
+                answer.read(r.randrange(1, 4000))
+                self.left += 1
+                return
+            text = answer.read()
+            if b"[DONE]" not in text or b'"error"' in text:
+                raise RuntimeError("a stream without an end: " + repr(text[-200:]))
+            self.done += 1
+        finally:
+            connection.close()
+
+    def run(self):
+        while time.monotonic() < self.until:
+            try:
+                self.once()
+            except Exception as e:
+                self.wrong += 1
+                self.last_error = f"{type(e).__name__}: {e}"
+                time.sleep(0.2)
+
+
+def soak(bench):
+    key = "llama-3.2-1b/bf16/tp1/soak"
+    model = os.path.join(CONFIGS, "llama-3.2-1b")
+    with Server(bench, model, "--load-format", "dummy", "--max-num-seqs", "64"):
+        until = time.monotonic() + SOAK_SECONDS
+        soakers = [Soaker(i, until) for i in range(SOAK_CLIENTS)]
+        for s in soakers:
+            s.start()
+        minute, samples, rates, last = SOAK_SECONDS / 8, [], [], None
+        for n in range(9):
+            if n:
+                time.sleep(max(0.0, until - SOAK_SECONDS + n * minute - time.monotonic()))
+            text = ask("GET", "/metrics")[1].decode()
+            tokens = metric(text, r"\w*generation_tokens_total")
+            if last is not None:
+                rates.append((tokens - last) / minute)
+                samples.append(gpu_memory_bytes())
+                print(f"minute {n}: {rates[-1]:.0f} tok/s, GPU memory {samples[-1] >> 20} MiB, "
+                      f"{sum(s.done for s in soakers)} done, {sum(s.left for s in soakers)} left")  # fmt: skip
+            last = tokens
+        for s in soakers:
+            s.join(130)
+        time.sleep(2)
+        text = ask("GET", "/metrics")[1].decode()
+        running = metric(text, r"\w*num_requests_running")
+    wrong = sum(s.wrong for s in soakers)
+    change = rates[-1] / rates[1] - 1
+    bench.figure(key + "/out_tok_s_second_minute", rates[1])
+    bench.figure(key + "/out_tok_s_last_minute", rates[-1])
+    bench.figure(key + "/requests_done", sum(s.done for s in soakers))
+    cells = ["soak", f"{SOAK_SECONDS:.0f} s, {SOAK_CLIENTS} clients", f"{change:+.1%} from second to last minute"]
+    cells += [f"GPU memory {min(samples) >> 20} to {max(samples) >> 20} MiB", f"{wrong} failed", f"{running:g} left"]
+    print("| " + " | ".join(cells) + " |")
+    if wrong:
+        raise RuntimeError(f"{wrong} requests failed, one of them: {max(s.last_error for s in soakers)}")
+    if abs(change) > 0.03 or max(samples) != min(samples) or running:
+        raise RuntimeError("the last minute is not as the second: see the table")
+
+
+# ---- keeping --------------------------------------------------------------------------------------------------------
+
+
+def merge(log, part):
+    text = open(log, errors="replace").read()
+    figures = {m.group(1): float(m.group(2)) for m in re.finditer(r"^figure (\S+) (\S+)$", text, re.M)}
+    if not figures:
+        return
+    kept = json.load(open(FIGURES)) if os.path.exists(FIGURES) else {}
+    kept.update(figures)
+    gpu, commit, date = (re.search(rf"^{word} (.*)$", text, re.M).group(1) for word in ("gpu", "commit", "date"))
+    kept.setdefault("meta", {})[part] = {"date": date, "gpu": gpu, "commit": commit}
+    with open(FIGURES, "w") as f:
+        json.dump(dict(sorted(kept.items())), f, indent=1)
+        f.write("\n")
+    with open(os.path.join(ROOT, "tests/bench/SPEED.md"), "a") as f:
+        f.write(f"\n## {date} · tests/gpu {part} ({gpu}, commit {commit})\n\n")
+        f.write("\n".join(line for line in text.splitlines() if line.startswith("|")) + "\n")
+
+
+def said(*command):
+    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return r.stdout.strip().split("\n")[0]
+
+
+def where():
+    """What is measured, and on what: for the merge, which may be done elsewhere."""
+    print("gpu", said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"))
+    print("commit", os.environ.get("QUIRE_COMMIT") or said("git", "rev-parse", "--short", "HEAD") or "unknown")
+    print("date", datetime.date.today().isoformat(), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("--merge")
+    parser.add_argument("--part")
+    parser.add_argument("bench", nargs="?")
+    args = parser.parse_args()
+    if args.merge:
+        return merge(args.merge, args.part)
+    bench = Bench(args.build)
+    benches = {"decode": decode, "prefill": prefill, "offline": offline, "http": over_http, "soak": soak}
+    if args.bench not in benches:
+        parser.error("name one of " + ", ".join(benches))
+    where()
+    try:
+        benches[args.bench](bench)
+    finally:
+        bench.table()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

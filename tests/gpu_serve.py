@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""The server on a GPU, with the default model: that it is there, and what --batch-invariant promises.
+
+usage: tests/gpu_serve.py [--build DIR] device|invariant|apart
+  device     starts with --device cuda, says so, answers
+  invariant  a request alone and among 255 others: the same tokens with --batch-invariant
+  apart      the same without it: no answer is garbage (greedy tokens are ones that the model thought likely)
+"""
+
+import argparse, concurrent.futures, http.client, json, os, re, signal, subprocess, sys, threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MODEL = os.environ.get("QUIRE_TEST_MODEL") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "quire", "SmolLM2-135M-Instruct.Q4_1.gguf"
+)
+QUESTION = {"model": "m", "temperature": 0, "max_tokens": 48, "logprobs": 1}
+
+
+class Server:
+    def __init__(self, build, *flags):
+        command = [os.path.join(build, "quire"), "serve", MODEL, "--device", "cuda", "--port", "0", *flags]
+        command += ["--served-model-name", "m"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.lines, self.ready = [], threading.Event()
+        threading.Thread(target=self.read, daemon=True).start()
+        self.ready.wait(60)
+        found = re.search(r"address=\S+:(\d+)", "".join(self.lines))
+        if self.process.poll() is not None or not found:
+            raise RuntimeError("the server did not start:\n" + "".join(self.lines[-20:]))
+        self.port = int(found.group(1))
+
+    def read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if 'msg="ready"' in line:
+                self.ready.set()
+        self.ready.set()
+
+    def complete(self, prompt):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            body = json.dumps(dict(QUESTION, prompt=prompt))
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"{answer.status}: {text[:300]}")
+            choice = json.loads(text)["choices"][0]
+            return choice["text"], choice["logprobs"]["token_logprobs"]
+        finally:
+            connection.close()
+
+    def close(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        if code:
+            raise RuntimeError(f"the server ended with {code}:\n" + "".join(self.lines[-20:]))
+
+
+def prompts():
+    """256 of them, of lengths that differ; the first is the one that is watched."""
+    golden = [json.loads(line) for line in open(os.path.join(ROOT, "tests/golden/smollm2.jsonl"))]
+    ids = [g["prompt_ids"] for g in golden]
+    return [ids[0]] + [ids[i % len(ids)][: 5 + 7 * (i % 29)] for i in range(1, 256)]
+
+
+def device(build):
+    server = Server(build)
+    said = "".join(server.lines)
+    text, _ = server.complete("The capital of France is")
+    server.close()
+    if "cuda" not in said.lower():
+        raise RuntimeError("nothing was said of CUDA:\n" + said)
+    if "Paris" not in text:
+        raise RuntimeError(f"the answer is {text!r}")
+    print("".join(line for line in server.lines if "cuda" in line.lower()).strip())
+    print(f"answer: {text!r}")
+
+
+def beside(server):
+    """The watched request alone, then with all others at the same time."""
+    asked = prompts()
+    alone = server.complete(asked[0])
+    with concurrent.futures.ThreadPoolExecutor(256) as pool:
+        answers = list(pool.map(server.complete, asked))
+    return alone, answers
+
+
+def invariant(build):
+    server = Server(build, "--batch-invariant", "--max-num-seqs", "256", "--no-enable-prefix-caching")
+    alone, answers = beside(server)
+    server.close()
+    if answers[0] != alone:
+        raise RuntimeError(f"alone: {alone}\namong others: {answers[0]}")
+    print(f"the same {len(alone[1])} tokens and log-probabilities alone and among 255 others")
+
+
+def apart(build):
+    server = Server(build, "--max-num-seqs", "256", "--no-enable-prefix-caching")
+    alone, answers = beside(server)
+    server.close()
+    same = os.path.commonprefix([alone[0], answers[0][0]])
+    print(f"alone and among 255 others: {len(same)} of {len(alone[0])} characters are the same")
+    for text, logprobs in answers:
+        if not text or min(logprobs) < -12 or sum(logprobs) / len(logprobs) < -2.5:
+            raise RuntimeError(f"garbage: {text!r} {logprobs}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("what", choices=["device", "invariant", "apart"])
+    args = parser.parse_args()
+    if not os.path.exists(MODEL):
+        print(f"skipped: no model at {MODEL}")
+        return 77
+    {"device": device, "invariant": invariant, "apart": apart}[args.what](args.build)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
