@@ -5,6 +5,7 @@
 
 #include "engine/base/arith.h"
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/model/model_private.h"
 
@@ -242,10 +243,18 @@ static int32_t rows_padded(const struct model *model, const struct batch *batch)
     return decode_rows(batch->rows, model->limits.max_num_seqs);
 }
 
+/* Adds the time since *since_ns to *sum. */
+static void lap(uint64_t *sum, int64_t *since_ns) {
+    int64_t now_ns = clock_now_ns();
+    *sum += (uint64_t)(now_ns - *since_ns);
+    *since_ns = now_ns;
+}
+
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err) {
     CHECK(batch->tokens <= model->limits.max_num_batched_tokens && batch->seqs <= model->limits.max_num_seqs &&
           batch->rows <= model->limits.max_num_seqs);
     struct inputs in = {0};
+    int64_t since_ns = clock_now_ns();
     int32_t sent;
     int rc = deltas_ahead(model, batch, &sent, err);
     if (rc == 0) rc = backend_step_begin(model->backend, err);
@@ -253,14 +262,19 @@ int model_launch(struct model *model, const struct batch *batch, struct arena *a
     if (batch->tokens > 0) rc = inputs_fill(model, batch, rows_padded(model, batch), arena, &in, err);
     struct deltas deltas = deltas_put(model, batch->deltas + sent, batch->delta_count - sent);
     struct copies copies = copies_put(model, batch);
+    lap(&model->stats.inputs_ns, &since_ns);
     int commit = backend_step_commit(model->backend, rc ? NULL : err);
     if (rc || commit) return rc ? rc : commit;
+    lap(&model->stats.commit_ns, &since_ns);
     rc = slots_reset(model, batch, err);
     if (rc == 0) rc = table_update(model, &deltas, err);
     if (rc == 0) rc = pages_copy(model, &copies, err);
+    lap(&model->stats.ahead_ns, &since_ns);
     if (rc == 0 && in.decode) rc = model_decode(model, &in, err);
     if (rc == 0 && in.tokens > 0 && !in.decode) rc = model_forward(model, &in, err);
-    return rc ? rc : backend_fence(model->backend, (int)(batch->step & 1), err);
+    if (rc == 0) rc = backend_fence(model->backend, (int)(batch->step & 1), err);
+    lap(&model->stats.pass_ns, &since_ns);
+    return rc;
 }
 
 int model_wait(struct model *model, const struct batch *batch, const struct sample_result **results, struct err *err) {

@@ -125,6 +125,9 @@ struct model_stats {
     uint64_t graph_captures;   /* recorded */
     uint64_t graph_capture_ns; /* host time of that */
     uint64_t stack_steps;      /* run with all layers in one op */
+    /* Host time of model_launch on an asynchronous device: laying out the inputs, sending them, what goes ahead of the
+     * pass (resets, page table, page copies), the pass or its graph with the fence behind it. */
+    uint64_t inputs_ns, commit_ns, ahead_ns, pass_ns;
 };
 void model_stats(const struct model *model, struct model_stats *out);
 

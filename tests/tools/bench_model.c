@@ -34,8 +34,9 @@ struct bench {
     const char *only;
     struct list decode, prefill;
     int32_t ids[IDS];
-    double rate[REPS_MAX];    /* tokens a second of each repetition */
-    double host_us[REPS_MAX]; /* building and launching a step */
+    double rate[REPS_MAX];            /* tokens a second of each repetition */
+    double host_us[REPS_MAX];         /* building and launching a step */
+    struct model_stats before, after; /* around the last decode steps */
 };
 
 static void fatal(const struct err *err) {
@@ -134,6 +135,7 @@ static void decode_ahead(struct bench *b, int32_t seqs, int32_t context, int32_t
     decode_wait(b, decode_launch(b, seqs, context - 1, 0)); /* records the step where it is new */
     backend_profile(b->run.backend, b->profiling);
     int64_t begin = clock_now_ns();
+    model_stats(b->run.model, &b->before);
     last = decode_launch(b, seqs, context, 0);
     for (int32_t i = 1; i < steps; i++) {
         int64_t launch = clock_now_ns();
@@ -143,6 +145,7 @@ static void decode_ahead(struct bench *b, int32_t seqs, int32_t context, int32_t
         last = next;
     }
     decode_wait(b, last);
+    model_stats(b->run.model, &b->after);
     b->rate[rep] = seqs * steps / ((double)(clock_now_ns() - begin) / 1e9);
     b->host_us[rep] = (double)host_ns / 1e3 / (steps > 1 ? steps - 1 : 1);
 }
@@ -217,7 +220,13 @@ static void bench(struct bench *b, const struct shape *shape) {
     double mid = b->rate[b->reps / 2];
     printf("%-8s %9.1f tok/s (from %.1f to %.1f), %8.3f ms a step", shape->name, mid, b->rate[0], b->rate[b->reps - 1],
            1e3 * (double)shape_tokens(shape) / mid / shape->steps);
-    if (shape->ahead) printf(", host %.1f us", b->host_us[0]);
+    if (shape->ahead) {
+        const struct model_stats *x = &b->before, *y = &b->after;
+        const double us = 1e3 * shape->steps;
+        printf(", host %.1f us (inputs %.1f, sending %.1f, ahead %.1f, graph %.1f)", b->host_us[0],
+               (double)(y->inputs_ns - x->inputs_ns) / us, (double)(y->commit_ns - x->commit_ns) / us,
+               (double)(y->ahead_ns - x->ahead_ns) / us, (double)(y->pass_ns - x->pass_ns) / us);
+    }
     printf("\n");
     if (b->with_profile) profile(b, shape);
     fflush(stdout);
