@@ -56,6 +56,24 @@ template <int N> static __device__ __forceinline__ void bf16_store(__nv_bfloat16
         *p = __float2bfloat16_rn(v[0]);
 }
 
+/* The same in two halves, for loads that are under way while registers are few: 8 values are 4 registers until widened.
+ */
+template <int N> struct bf16_piece;
+template <> struct bf16_piece<8> { uint4 bits; };
+template <> struct bf16_piece<1> { __nv_bfloat16 bits; };
+
+template <int N> static __device__ __forceinline__ bf16_piece<N> bf16_fetch(const __nv_bfloat16 *p) {
+    return *(const bf16_piece<N> *)(const void *)p;
+}
+
+static __device__ __forceinline__ void bf16_widen(const bf16_piece<8> &piece, float *v) {
+    bf16_unpack8(piece.bits, v);
+}
+
+static __device__ __forceinline__ void bf16_widen(const bf16_piece<1> &piece, float *v) {
+    v[0] = __bfloat162float(piece.bits);
+}
+
 /* N f32 values at p: pieces of 16 bytes where N is 4 or 8. Read-only data (weights, tables). */
 template <int N> static __device__ __forceinline__ void f32_load(const float *p, float *v) {
     static_assert(N == 1 || N == 4 || N == 8, "one value, 16 bytes, or twice that");

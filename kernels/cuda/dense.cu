@@ -161,22 +161,22 @@ static __device__ __forceinline__ void norm_piece(const rms_norm_kernel_args &ar
 
 template <int N>
 static __device__ __forceinline__ void norm_store(const rms_norm_kernel_args &args, __nv_bfloat16 *out, int i, float *v,
-                                                  float factor) {
-    float w[N];
-    f32_load<N>(args.weight + i, w);
+                                                  const float *w, float factor) {
 #pragma unroll
     for (int j = 0; j < N; j++) v[j] *= factor * (w[j] + args.weight_offset);
     bf16_store<N>(out + i, v);
 }
 
-template <int N, int PIECES> static __global__ void rms_norm(rms_norm_kernel_args args) {
+template <int N, int PIECES, bool EARLY>
+static __global__ void __launch_bounds__(1024) rms_norm(rms_norm_kernel_args args) {
     __shared__ float sums[32];
     const int step = (int)blockDim.x * N, begin = (int)threadIdx.x * N;
     const int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     const bool live = row < args.rows;
     __nv_bfloat16 *x = args.x + row * args.x_stride, *out = args.out + row * args.out_stride;
     const __nv_bfloat16 *delta = args.delta ? args.delta + row * args.delta_stride : NULL;
-    float v[PIECES ? PIECES : 1][N], squares = 0.0f;
+    float v[PIECES ? PIECES : 1][N], w[N], squares = 0.0f;
+    if (EARLY && begin < args.dim) f32_load<N>(args.weight + begin, w);
     grid_wait();
     grid_release();
     if constexpr (PIECES > 0) {
@@ -200,30 +200,39 @@ template <int N, int PIECES> static __global__ void rms_norm(rms_norm_kernel_arg
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             const int i = begin + p * step;
-            if (live && i < args.dim) norm_store<N>(args, out, i, v[p], factor);
+            if (!live || i >= args.dim) continue;
+            if (!EARLY) f32_load<N>(args.weight + i, w);
+            norm_store<N>(args, out, i, v[p], w, factor);
         }
     } else if (live) {
         for (int i = begin; i < args.dim; i += step) {
             bf16_load<N>(x + i, v[0]);
-            norm_store<N>(args, out, i, v[0], factor);
+            f32_load<N>(args.weight + i, w);
+            norm_store<N>(args, out, i, v[0], w, factor);
         }
     }
 }
 
 /* Rows of at most 512 values (heads) take a warp each, 4 a block; others a block with a piece a thread as long as 1024
- * threads suffice: 4 blocks of 512 threads, the 8B's 4096 values, hold 64 KB of loads in flight on an SM. */
+ * threads suffice: 4 blocks of 512 threads, the 8B's 4096 values, hold 64 KB of loads in flight on an SM. Where there
+ * are few rows the weights are read before the wait for x: that is a quarter of a lone row's 1.8 us, but registers that
+ * many rows need. */
 template <int N> static int rms_norm_launch(struct backend *backend, const rms_norm_kernel_args &a, struct err *err) {
+    static void (*const kernels[])(rms_norm_kernel_args) = {rms_norm<N, 1, false>, rms_norm<N, 2, false>,
+                                                            rms_norm<N, 4, false>, rms_norm<N, 0, false>};
     const int64_t pieces = cuda_pieces(a.dim, N);
-    if (pieces <= 64) {
-        const dim3 block(32, 4), grid((unsigned)cuda_pieces(a.rows, 4));
-        return pieces <= 32 ? cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 1>, grid, block, 0, a)
-                            : cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 2>, grid, block, 0, a);
-    }
+    if (pieces <= 64)
+        return cuda_launch_next(backend, "rms_norm", err, kernels[pieces > 32], dim3((unsigned)cuda_pieces(a.rows, 4)),
+                                dim3(32, 4), 0, a);
     const dim3 grid((unsigned)a.rows), block = block_for(pieces);
-    if (pieces <= 1024) return cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 1>, grid, block, 0, a);
-    if (pieces <= 2048) return cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 2>, grid, block, 0, a);
-    if (pieces <= 4096) return cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 4>, grid, block, 0, a);
-    return cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 0>, grid, block, 0, a);
+    if (pieces <= 1024 && a.rows <= backend->cuda->sms)
+        return cuda_launch_next(backend, "rms_norm", err, rms_norm<N, 1, true>, grid, block, 0, a);
+    return cuda_launch_next(backend, "rms_norm", err,
+                            kernels[pieces <= 1024   ? 0
+                                    : pieces <= 2048 ? 1
+                                    : pieces <= 4096 ? 2
+                                                     : 3],
+                            grid, block, 0, a);
 }
 
 extern "C" int cuda_op_rms_norm(struct backend *backend, const struct op_rms_norm_args *args, struct err *err) {
@@ -249,14 +258,15 @@ extern "C" int cuda_op_rms_norm(struct backend *backend, const struct op_rms_nor
  */
 
 template <enum activation ACTIVATION> static __device__ __forceinline__ float activate(float g) {
-    if (ACTIVATION == ACTIVATION_SILU) return g / (1.0f + __expf(-g));
+    if (ACTIVATION == ACTIVATION_SILU) return __fdividef(g, 1.0f + __expf(-g)); /* 0 from g = -87 down, as is right */
     /* 0.5 (1 + tanh u) = 1 / (1 + exp(-2 u)): no cancellation where gelu is nearly 0. */
     const float u = 0.7978845608028654f * (g + 0.044715f * g * g * g);
-    return g / (1.0f + __expf(-2.0f * u));
+    return __fdividef(g, 1.0f + __expf(-2.0f * u));
 }
 
-/* GROUP 0: a row of gate, then a row of up; else groups of GROUP values of gate and as many of up in turn. */
-template <int N, enum activation ACTIVATION, int GROUP>
+/* GROUP 0: a row of gate, then a row of up; else groups of GROUP values of gate and as many of up in turn. A thread
+ * does one piece of ROWS rows: with 4, eight loads of 16 bytes are under way at once. */
+template <int N, enum activation ACTIVATION, int GROUP, int ROWS>
 static __global__ void gated_act(const __nv_bfloat16 *__restrict__ gate_up, __nv_bfloat16 *__restrict__ out,
                                  int64_t rows, int64_t ffn) {
     static_assert(GROUP == 0 || GROUP % N == 0, "a piece lies within a group");
@@ -266,42 +276,58 @@ static __global__ void gated_act(const __nv_bfloat16 *__restrict__ gate_up, __nv
     if (i >= ffn) return;
     const int64_t gate = GROUP ? 2 * (i - i % (GROUP ? GROUP : 1)) + i % (GROUP ? GROUP : 1) : i;
     const int64_t up = gate + (GROUP ? GROUP : ffn);
-    for (int64_t r = blockIdx.y; r < rows; r += gridDim.y) {
-        float g[N], u[N];
-        bf16_load<N>(gate_up + r * 2 * ffn + gate, g);
-        bf16_load<N>(gate_up + r * 2 * ffn + up, u);
+    for (int64_t r = (int64_t)blockIdx.y * ROWS; r < rows; r += (int64_t)gridDim.y * ROWS) {
+        bf16_piece<N> g_bits[ROWS], u_bits[ROWS];
 #pragma unroll
-        for (int j = 0; j < N; j++) g[j] = activate<ACTIVATION>(g[j]) * u[j];
-        bf16_store<N>(out + r * ffn + i, g);
+        for (int k = 0; k < ROWS; k++) {
+            if (r + k >= rows) break;
+            g_bits[k] = bf16_fetch<N>(gate_up + (r + k) * 2 * ffn + gate);
+            u_bits[k] = bf16_fetch<N>(gate_up + (r + k) * 2 * ffn + up);
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (r + k >= rows) break;
+            float g[N], u[N];
+            bf16_widen(g_bits[k], g);
+            bf16_widen(u_bits[k], u);
+#pragma unroll
+            for (int j = 0; j < N; j++) g[j] = activate<ACTIVATION>(g[j]) * u[j];
+            bf16_store<N>(out + (r + k) * ffn + i, g);
+        }
     }
 }
 
-template <int N, int GROUP>
+template <int N, int GROUP, int ROWS>
 static int gated_act_launch(struct backend *backend, const void *gate_up, void *out, int64_t rows, int64_t ffn,
                             enum activation activation, struct err *err) {
-    const auto *in = (const __nv_bfloat16 *)gate_up;
-    const dim3 block = 256,
-               grid((unsigned)cuda_pieces(ffn, 256 * N), (unsigned)(rows < GRID_Y_MAX ? rows : GRID_Y_MAX));
-    if (activation == ACTIVATION_SILU)
-        return cuda_launch_next(backend, "gated_act", err, gated_act<N, ACTIVATION_SILU, GROUP>, grid, block, 0, in,
-                                (__nv_bfloat16 *)out, rows, ffn);
-    return cuda_launch_next(backend, "gated_act", err, gated_act<N, ACTIVATION_GELU_TANH, GROUP>, grid, block, 0, in,
-                            (__nv_bfloat16 *)out, rows, ffn);
+    const int64_t groups = cuda_pieces(rows, ROWS);
+    const dim3 block(256),
+        grid((unsigned)cuda_pieces(ffn, 256 * N), (unsigned)(groups < GRID_Y_MAX ? groups : GRID_Y_MAX));
+    return cuda_launch_next(backend, "gated_act", err,
+                            activation == ACTIVATION_SILU ? gated_act<N, ACTIVATION_SILU, GROUP, ROWS>
+                                                          : gated_act<N, ACTIVATION_GELU_TANH, GROUP, ROWS>,
+                            grid, block, 0, (const __nv_bfloat16 *)gate_up, (__nv_bfloat16 *)out, rows, ffn);
+}
+
+/* Four rows a thread as soon as that leaves every SM 8 blocks. */
+template <int GROUP>
+static int gated_act_rows(struct backend *backend, const void *gate_up, void *out, int64_t rows, int64_t ffn,
+                          enum activation activation, struct err *err) {
+    if (rows == 0) return 0;
+    if (ffn % 8 != 0 || !cuda_aligned16(gate_up) || !cuda_aligned16(out))
+        return gated_act_launch<1, GROUP, 1>(backend, gate_up, out, rows, ffn, activation, err);
+    if (cuda_pieces(ffn, 2048) * rows >= 4 * 8 * (int64_t)backend->cuda->sms)
+        return gated_act_launch<8, GROUP, 4>(backend, gate_up, out, rows, ffn, activation, err);
+    return gated_act_launch<8, GROUP, 1>(backend, gate_up, out, rows, ffn, activation, err);
 }
 
 extern "C" int cuda_op_gated_act(struct backend *backend, const struct op_gated_act_args *args, struct err *err) {
-    if (args->rows == 0) return 0;
-    if (args->ffn % 8 == 0 && cuda_aligned16(args->gate_up) && cuda_aligned16(args->out))
-        return gated_act_launch<8, 0>(backend, args->gate_up, args->out, args->rows, args->ffn, args->activation, err);
-    return gated_act_launch<1, 0>(backend, args->gate_up, args->out, args->rows, args->ffn, args->activation, err);
+    return gated_act_rows<0>(backend, args->gate_up, args->out, args->rows, args->ffn, args->activation, err);
 }
 
 extern "C" int cuda_gated_act_interleaved(struct backend *backend, const void *gate_up, void *out, int64_t rows,
                                           int64_t ffn, enum activation activation, struct err *err) {
-    if (rows == 0) return 0;
-    if (ffn % 8 == 0 && cuda_aligned16(gate_up) && cuda_aligned16(out))
-        return gated_act_launch<8, CUDA_GATE_ROWS>(backend, gate_up, out, rows, ffn, activation, err);
-    return gated_act_launch<1, CUDA_GATE_ROWS>(backend, gate_up, out, rows, ffn, activation, err);
+    return gated_act_rows<CUDA_GATE_ROWS>(backend, gate_up, out, rows, ffn, activation, err);
 }
 
 /* ---- gather -------------------------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ static __device__ __forceinline__ int32_t seq_of_token(const kv_place_args &args
     return low;
 }
 
-/* Where K of token t, head 0 begins; head h follows page_size * head_dim values behind, V after all heads of K. */
-static __device__ __forceinline__ __nv_bfloat16 *kv_place(const kv_place_args &args, int32_t t, int32_t position) {
-    const int32_t slot = args.slots[seq_of_token(args, t)];
+/* Where K of a token of this slot, head 0, begins; head h follows page_size * head_dim values behind, V after all heads
+ * of K. */
+static __device__ __forceinline__ __nv_bfloat16 *kv_place(const kv_place_args &args, int32_t slot, int32_t position) {
     const int32_t page = args.pages[(int64_t)slot * args.max_pages + position / args.page_size];
     return args.base + page * args.page_stride + (int64_t)(position % args.page_size) * args.head_dim;
 }
@@ -139,12 +139,13 @@ static __global__ void __launch_bounds__(128) qkv_finish(const __grid_constant__
     const int rotary = ROPE == ROPE_NONE ? 0 : args.rope.rotary_dim, half = rotary / 2;
     const int32_t t = (int32_t)blockIdx.x;
     const int first = (int)blockIdx.y * groups;
-    const int32_t position = args.place.positions[t]; /* step memory: written before the step's first kernel */
+    /* Step memory came over, with an event behind it, before the step's first op; the page table is written by one. */
+    const int32_t position = args.place.positions[t], slot = args.place.slots[seq_of_token(args.place, t)];
     lane_angles angles;
     if (ROPE != ROPE_NONE && d < head_dim) angles_load<ROPE>(args.rope, position, d, angles);
     grid_wait();
     grid_release();
-    __nv_bfloat16 *const place = kv_place(args.place, t, position);
+    __nv_bfloat16 *const place = kv_place(args.place, slot, position);
     for (int begin = first; begin < heads; begin += groups * (int)gridDim.y) { /* the same for all lanes of a warp */
         const int h = begin + group, kv = h - args.n_heads;
         const bool live = h < heads && d < head_dim, is_v = kv >= args.place.n_kv_heads;
@@ -264,7 +265,7 @@ static __global__ void kv_write(const PIECE *__restrict__ k, const PIECE *__rest
     const int width = args.n_kv_heads * per_head;
     grid_wait();
     grid_release();
-    PIECE *place = (PIECE *)(void *)kv_place(args, t, args.positions[t]);
+    PIECE *place = (PIECE *)(void *)kv_place(args, args.slots[seq_of_token(args, t)], args.positions[t]);
     for (int i = (int)threadIdx.x; i < 2 * width; i += (int)blockDim.x) {
         const int h = i / per_head, d = i % per_head; /* heads of v follow those of k, here and in the page */
         const PIECE *from = i < width ? k + t * stride + i : v + t * stride + (i - width);
