@@ -9,6 +9,7 @@
  * and in p v the order is undone where the output is stored. */
 #include "kernels/cuda/attention_ptx.cuh"
 #include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/cuda_math.cuh"
 
 struct decode_params {
     const __nv_bfloat16 *q; /* [tokens, n_heads, hd], token stride q_stride */
@@ -49,7 +50,7 @@ struct cursor {
 
 static __device__ __forceinline__ struct decode_range range_load(const struct decode_range *from) {
     const int4 *p = (const int4 *)from;
-    const int4 a = __ldg(p), b = __ldg(p + 1);
+    const int4 a = __ldcg(p), b = __ldcg(p + 1);
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
@@ -76,6 +77,7 @@ static __device__ __forceinline__ void cursor_step(struct cursor &c, const struc
 template <int KEYS, bool BULK> struct ring {
     struct cursor c;
     int32_t left;                  /* blocks still to be asked for */
+    bool ready;                    /* the op before this one is done */
     int32_t page_base, page, slot; /* this lane's entry of 32 pages from page_base on; the ring's slot to fill */
     uint32_t data, barriers;       /* shared memory addresses */
 
@@ -83,7 +85,7 @@ template <int KEYS, bool BULK> struct ring {
         if ((index & ~31) != page_base) {
             page_base = index & ~31;
             const int32_t last = (c.at.kv_len - 1) >> p.page_shift;
-            page = __ldg(p.pages + (int64_t)c.at.slot * p.max_pages + min(page_base + lane, last));
+            page = __ldcg(p.pages + (int64_t)c.at.slot * p.max_pages + min(page_base + lane, last));
         }
         return __shfl_sync(~0u, page, index & 31);
     }
@@ -91,6 +93,10 @@ template <int KEYS, bool BULK> struct ring {
     /* Asks for the next block, if any is left: K and V of KEYS keys, of which those that the sequence has are read. */
     __device__ __forceinline__ void fetch(const struct decode_params &p, int lane) {
         if (left > 0) {
+            if (!ready && c.at.block + 1 == c.blocks) { /* the newest key is that op's */
+                grid_wait();
+                ready = true;
+            }
             const int32_t key = (c.first + c.at.block) * KEYS, row_bytes = p.hd * 2;
             const int32_t count = min(KEYS, c.at.kv_len - key), run = min(KEYS, p.page_size);
             const uint32_t to = data + (uint32_t)(slot * 2 * KEYS * row_bytes), values = KEYS * row_bytes;
@@ -99,6 +105,7 @@ template <int KEYS, bool BULK> struct ring {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
             if (BULK && lane == 0) barrier_expect(barriers + slot * 8, 2 * count * row_bytes);
 #endif
+#pragma unroll 1
             for (int32_t at = 0; at < count; at += run) {
                 const int32_t index = (key + at) >> p.page_shift, rows = min(run, count - at);
                 const unsigned char *from = p.kv + (size_t)page_of(p, index, lane) * p.page_stride +
@@ -112,6 +119,7 @@ template <int KEYS, bool BULK> struct ring {
                     }
 #endif
                 } else {
+#pragma unroll 4
                     for (uint32_t i = lane * 16; i < bytes; i += 512) {
                         copy16(there + i, from + i, 16);
                         copy16(there + values + i, from + kv_bytes + i, 16);
@@ -163,7 +171,7 @@ static __device__ __forceinline__ void queries_load(struct queries<HD, ROWS> &q,
             uint4 v = make_uint4(0, 0, 0, 0);
             if (h < heads && (EXACT || 32 * j + 8 * t < p.hd)) {
                 if (EXACT || p.vector) {
-                    v = *(const uint4 *)(from + 32 * j);
+                    v = __ldcg((const uint4 *)(from + 32 * j));
                 } else {
                     const unsigned short *e = (const unsigned short *)(from + 32 * j);
                     v = make_uint4(e[0] | (uint32_t)e[1] << 16, e[2] | (uint32_t)e[3] << 16,
@@ -187,30 +195,32 @@ static __device__ __forceinline__ uint4 choose(bool first, uint4 a, uint4 b) {
 }
 
 /* s[i] = q k of keys 8 i .. 8 i + 7. A thread reads key g; two keys of a quarter warp would meet in the same banks, so
- * odd keys read their pairs of 64 bytes the other way round. */
+ * odd keys read their pairs of 64 bytes the other way round. Two sums for each, as one would be a chain of products. */
 template <int HD, bool EXACT, int ROWS, int KEYS>
 static __device__ __forceinline__ void block_scores(float (&s)[KEYS / 8][4], const struct queries<HD, ROWS> &q,
-                                                    uint32_t keys, int32_t hd, int g, int t) {
+                                                    const char *keys, int32_t hd, int g, int t) {
     const bool odd = g & 1;
 #pragma unroll
     for (int i = 0; i < KEYS / 8; i++) {
+        float other[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
-        const uint32_t row = keys + (8 * i + g) * hd * 2 + t * 16;
+        const char *row = keys + (8 * i + g) * hd * 2 + t * 16;
 #pragma unroll
         for (int j = 0; j < HD / 32; j += 2) {
+            uint4 a = make_uint4(0, 0, 0, 0), b = a;
             if (EXACT) {
-                const uint4 a = load_shared16(row + j * 64 + odd * 64), b = load_shared16(row + j * 64 + !odd * 64);
-                scores_add<ROWS>(s[i], q.v[j], choose(odd, b, a));
-                scores_add<ROWS>(s[i], q.v[j + 1], choose(odd, a, b));
+                const uint4 x = *(const uint4 *)(row + j * 64 + odd * 64),
+                            y = *(const uint4 *)(row + j * 64 + !odd * 64);
+                a = choose(odd, y, x), b = choose(odd, x, y);
             } else {
-#pragma unroll
-                for (int u = j; u < j + 2; u++) {
-                    uint4 k = make_uint4(0, 0, 0, 0);
-                    if (32 * u + 8 * t < hd) k = load_shared16(row + u * 64);
-                    scores_add<ROWS>(s[i], q.v[u], k);
-                }
+                if (32 * j + 8 * t < hd) a = *(const uint4 *)(row + j * 64);
+                if (32 * j + 32 + 8 * t < hd) b = *(const uint4 *)(row + j * 64 + 64);
             }
+            scores_add<ROWS>(s[i], q.v[j], a);
+            scores_add<ROWS>(other, q.v[j + 1], b);
         }
+#pragma unroll
+        for (int u = 0; u < ROWS / 4; u++) s[i][u] += other[u];
     }
 }
 
@@ -272,7 +282,7 @@ static __device__ __forceinline__ void block_weights(float (&s)[KEYS / 8][4], st
  * has two such pieces for a thread, odd t read them the other way round, which halves the conflicts. */
 template <int HD, bool EXACT>
 static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint32_t a0, uint32_t a1, uint32_t a2,
-                                                    uint32_t a3, uint32_t values, int32_t hd, int g, int t) {
+                                                    uint32_t a3, const char *values, int32_t hd, int g, int t) {
     constexpr int E = HD / 64, TOGETHER = E > 1 ? 2 : 1;
     const bool odd = E > 1 && (t & 1);
 #pragma unroll
@@ -281,13 +291,13 @@ static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint3
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const int key = 2 * t + (k & 1) + (k >> 1) * 8;
-            const uint32_t row = values + key * hd * 2;
+            const char *row = values + key * hd * 2;
             uint4 x[TOGETHER];
 #pragma unroll
             for (int u = 0; u < TOGETHER; u++) {
                 const int chunk = g * E + e + (TOGETHER > 1 ? (u ^ (int)odd) : 0);
                 x[u] = make_uint4(0, 0, 0, 0);
-                if (EXACT || chunk * 8 < hd) x[u] = load_shared16(row + chunk * 16);
+                if (EXACT || chunk * 8 < hd) x[u] = *(const uint4 *)(row + chunk * 16);
             }
             if (TOGETHER > 1) {
                 v[0][k] = choose(odd, x[TOGETHER - 1], x[0]);
@@ -313,19 +323,20 @@ static __device__ __forceinline__ void block_values(struct sums<HD> &sums, uint3
 
 /* Values of keys that the query does not see become zero: whatever lies there, 0 times it must be 0. */
 template <int KEYS>
-static __device__ __forceinline__ void values_clear(uint32_t values, int32_t row_bytes, int32_t lo, int32_t hi,
-                                                    int lane) {
+static __device__ __forceinline__ void values_clear(char *values, int32_t row_bytes, int32_t lo, int32_t hi, int lane) {
 #pragma unroll 1
     for (int32_t key = 0; key < KEYS; key++)
         if (key < lo || key >= hi)
-            for (int32_t i = lane * 16; i < row_bytes; i += 512) clear_shared16(values + key * row_bytes + i);
+#pragma unroll 1
+            for (int32_t i = lane * 16; i < row_bytes; i += 512)
+                *(uint4 *)(values + key * row_bytes + i) = make_uint4(0, 0, 0, 0);
     __syncwarp();
 }
 
 template <int HD, bool EXACT, int ROWS, int KEYS>
 static __device__ __forceinline__ void block_add(struct sums<HD> &sums, const struct queries<HD, ROWS> &q,
-                                                 const struct decode_params &p, uint32_t block, int32_t lo, int32_t hi,
-                                                 int g, int t) {
+                                                 const struct decode_params &p, const char *block, int32_t lo,
+                                                 int32_t hi, int g, int t) {
     const int32_t hd = EXACT ? HD : p.hd;
     float s[KEYS / 8][4];
     block_scores<HD, EXACT, ROWS, KEYS>(s, q, block, hd, g, t);
@@ -442,6 +453,18 @@ template <int HD> struct row_sums {
     float m, l;
 };
 
+static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+    return x;
+}
+
+static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+
 static __device__ __forceinline__ void add_scaled(float4 &a, float f, float4 b) {
     a.x += f * b.x, a.y += f * b.y, a.z += f * b.z, a.w += f * b.w;
 }
@@ -482,56 +505,53 @@ static __device__ __forceinline__ void row_store(const struct row_sums<HD> &r, c
 }
 
 /* Row h of `count` slots that lie `stride` floats apart in global memory, written by other SMs, in order. 32 at a time:
- * a lane for the maximum and the sum of each, all lanes for the values. The first values are asked for together with
- * the maxima: most units have few slots, and then one trip to the second-level cache does it. */
+ * a lane for the maximum and the sum of each, all lanes for the values, 8 slots a trip to the second-level cache; the
+ * first trip goes together with that for the maxima. */
 template <int HD>
 static __device__ __forceinline__ void row_fold(struct row_sums<HD> &r, const struct decode_params &p,
                                                 const float *slots, int64_t stride, int32_t count, int32_t h,
                                                 int lane) {
-    constexpr int V = HD > 128 ? HD / 128 : 1, AHEAD = 4;
+    constexpr int V = HD > 128 ? HD / 128 : 1, TRIP = 8 / V;
     const float *stats = slots + p.tile_heads * p.hd + h, *values = slots + h * p.hd + 4 * lane;
-    float4 ahead[AHEAD][V];
-#pragma unroll
-    for (int s = 0; s < AHEAD; s++)
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            ahead[s][i] = make_float4(0, 0, 0, 0);
-            if (s < count && 4 * lane + 128 * i < p.hd)
-                ahead[s][i] = __ldcg((const float4 *)(values + s * stride + 128 * i));
-        }
-    float m = -INFINITY, l = 0.0f;
-    if (lane < count) m = __ldcg(stats + lane * stride), l = __ldcg(stats + lane * stride + SLOT_ROWS);
-    r.m = m;
+    float m = -INFINITY, l = 0.0f, weight = 0.0f, base = 0.0f;
+    r.m = -INFINITY;
+    r.l = 0.0f;
 #pragma unroll 1
-    for (int32_t s = lane + 32; s < count; s += 32) r.m = fmaxf(r.m, __ldcg(stats + s * stride));
-#pragma unroll
-    for (int o = 16; o; o >>= 1) r.m = fmaxf(r.m, __shfl_xor_sync(~0u, r.m, o));
-    const float base = r.m == -INFINITY ? 0.0f : r.m;
-    float weight = lane < count ? exp2_fast(m - base) : 0.0f;
-    r.l = weight * l;
+    for (int32_t s = lane; s < count; s += 32) r.m = fmaxf(r.m, __ldcg(stats + s * stride));
 #pragma unroll
     for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int32_t from = 0; from < count; from += TRIP) {
+        float4 v[TRIP][V];
 #pragma unroll
-    for (int s = 0; s < AHEAD; s++) {
-        const float f = __shfl_sync(~0u, weight, s);
+        for (int s = 0; s < TRIP; s++)
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            if (s < count) add_scaled(r.o[i], f, ahead[s][i]);
-    }
-#pragma unroll 4
-    for (int32_t s = AHEAD; s < count; s++) {
-        if ((s & 31) == 0) {
-            weight = s + lane < count ? exp2_fast(__ldcg(stats + (s + lane) * stride) - base) : 0.0f;
-            if (s + lane < count) r.l += weight * __ldcg(stats + (s + lane) * stride + SLOT_ROWS);
+            for (int i = 0; i < V; i++) {
+                v[s][i] = make_float4(0, 0, 0, 0);
+                if (from + s < count && 4 * lane + 128 * i < p.hd)
+                    v[s][i] = __ldcg((const float4 *)(values + (from + s) * stride + 128 * i));
+            }
+        if (from % 32 == 0) {
+            m = -INFINITY, l = 0.0f;
+            if (from + lane < count) {
+                m = __ldcg(stats + (from + lane) * stride);
+                l = __ldcg(stats + (from + lane) * stride + SLOT_ROWS);
+            }
+            if (from == 0) {
+                r.m = warp_max(r.m);
+                base = r.m == -INFINITY ? 0.0f : r.m;
+            }
+            weight = exp2_fast(m - base);
+            r.l += weight * l;
         }
-        const float f = __shfl_sync(~0u, weight, s & 31);
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            if (4 * lane + 128 * i < p.hd)
-                add_scaled(r.o[i], f, __ldcg((const float4 *)(values + s * stride + 128 * i)));
+        for (int s = 0; s < TRIP; s++) {
+            const float f = __shfl_sync(~0u, weight, from % 32 + s);
+#pragma unroll
+            for (int i = 0; i < V; i++) add_scaled(r.o[i], f, v[s][i]);
+        }
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) r.l += __shfl_xor_sync(~0u, r.l, o);
+    r.l = warp_sum(r.l);
 }
 
 /* ---- the end of a CTA ---------------------------------------------------------------------------------------------
@@ -542,32 +562,52 @@ struct cta_part {
     int32_t unit, tile, row; /* unit: sequence * tiles + tile; -1: none. row: of q */
 };
 
-/* Row h of parts begin .. end - 1, all of one unit. Slot i of part i lies at slots[i & 1] + (i / 2) * stride[i & 1]. */
+/* Where parts lie in shared memory: part i at at[i & 1] + (i / 2) * stride[i & 1]. */
+struct part_slots {
+    const float *first, *last;
+    int32_t first_stride, last_stride;
+};
+
+static __device__ __forceinline__ const float *part_slot(const struct part_slots &slots, int32_t part) {
+    return part & 1 ? slots.last + (part >> 1) * slots.last_stride : slots.first + (part >> 1) * slots.first_stride;
+}
+
+/* Row h of the parts in `mask`, all of one unit, in order: a lane for the maximum and the sum of each, then all lanes
+ * for the values, four parts at a time. */
 template <int HD>
 static __device__ __forceinline__ void parts_fold(struct row_sums<HD> &r, const struct decode_params &p,
-                                                  const struct cta_part *parts, int32_t begin, int32_t end,
-                                                  const float *firsts, int32_t first_stride, const float *lasts,
-                                                  int32_t last_stride, int32_t h, int lane) {
+                                                  const struct part_slots &slots, uint32_t mask, int32_t h, int lane) {
     constexpr int V = HD > 128 ? HD / 128 : 1;
+    float m = -INFINITY, l = 0.0f;
+    if (mask >> lane & 1) {
+        const float *stats = part_slot(slots, lane) + p.tile_heads * p.hd + h;
+        m = stats[0], l = stats[SLOT_ROWS];
+    }
+    r.m = warp_max(m);
+    const float weight = exp2_fast(m - (r.m == -INFINITY ? 0.0f : r.m));
+    r.l = warp_sum(weight * l);
 #pragma unroll
     for (int i = 0; i < V; i++) r.o[i] = make_float4(0, 0, 0, 0);
-    r.m = -INFINITY;
-    r.l = 0.0f;
 #pragma unroll 1
-    for (int32_t part = begin; part < end; part++) {
-        if (parts[part].unit < 0) continue;
-        const float *slot = part & 1 ? lasts + (part >> 1) * last_stride : firsts + (part >> 1) * first_stride;
-        const float m = slot[p.tile_heads * p.hd + h], l = slot[p.tile_heads * p.hd + SLOT_ROWS + h];
-        const float most = fmaxf(r.m, m), base = most == -INFINITY ? 0.0f : most;
-        const float f = exp2_fast(m - base), before = exp2_fast(r.m - base);
-        r.m = most;
-        r.l = r.l * before + f * l;
+    while (mask) {
+        float f[4];
+        float4 v[4][V];
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            r.o[i].x *= before, r.o[i].y *= before, r.o[i].z *= before, r.o[i].w *= before;
-            const int d = 4 * lane + 128 * i;
-            if (d < p.hd) add_scaled(r.o[i], f, *(const float4 *)(slot + h * p.hd + d));
+        for (int u = 0; u < 4; u++) {
+            const int part = mask ? __ffs(mask) - 1 : 0;
+            f[u] = __shfl_sync(~0u, weight, part);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                v[u][i] = make_float4(0, 0, 0, 0);
+                if (mask && 4 * lane + 128 * i < p.hd)
+                    v[u][i] = *(const float4 *)(part_slot(slots, part) + h * p.hd + 4 * lane + 128 * i);
+            }
+            mask &= mask - 1;
         }
+#pragma unroll
+        for (int u = 0; u < 4; u++)
+#pragma unroll
+            for (int i = 0; i < V; i++) add_scaled(r.o[i], f[u], v[u][i]);
     }
 }
 
@@ -576,47 +616,56 @@ static __device__ __forceinline__ float *shared_slot(const struct decode_params 
     return p.partials + ((int64_t)cta * 2 + colour) * slot_floats(p.tile_heads, p.hd);
 }
 
+/* Counts this CTA in with those of a shared unit, after what they have left; true for the last one. */
+static __device__ __forceinline__ bool unit_arrive(int32_t *counter, int32_t ctas) {
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    if (before != ctas - 1) return false;
+    *counter = 0; /* for the next layer */
+    return true;
+}
+
 template <int HD>
 static __device__ __forceinline__ void cta_finish(const struct decode_params &p, const struct cta_part *parts,
-                                                  const struct decode_share &share, const float *firsts,
-                                                  const float *lasts, int32_t last_stride, int warp, int lane) {
+                                                  const struct decode_share &share, const struct part_slots &slots,
+                                                  int warp, int lane) {
     __shared__ bool arrived_last[2];
     const int32_t floats = slot_floats(p.tile_heads, p.hd);
     __syncthreads();
-    const uint32_t there = __ballot_sync(~0u, lane < 2 * p.warps && parts[lane % (2 * DECODE_WARPS)].unit >= 0);
+    const int32_t unit = lane < 2 * p.warps ? parts[lane].unit : -1;
+    const uint32_t there = __ballot_sync(~0u, unit >= 0);
     if (!there) return;
     const int32_t begin = __ffs(there) - 1, final = 31 - __clz(there);
-    int32_t turn = 0;
+    const uint32_t same = __match_any_sync(~0u, unit);
+    int32_t turn = warp; /* rows go to the warps in turn */
 #pragma unroll 1
-    for (int32_t at = begin, end; at <= final; at = end) {
+    for (uint32_t left = there; left;) {
+        const int32_t at = __ffs(left) - 1;
+        const uint32_t mask = __shfl_sync(~0u, same, at);
         const struct cta_part part = parts[at];
-        for (end = at + 1; end <= final && (parts[end].unit == part.unit || parts[end].unit < 0);) end++;
-        const bool before = share.first_before >= 0 && at == begin, after = share.last_after >= 0 && end > final;
+        left &= ~mask;
+        const bool before = share.first_before >= 0 && at == begin, after = share.last_after >= 0 && !left;
         int32_t heads;
         const int32_t head = tile_head(p, part.tile, &heads);
 #pragma unroll 1
-        for (int32_t h = 0; h < heads; h++) {
-            if ((turn++ & (p.warps - 1)) != warp) continue;
+        for (; turn < heads; turn += p.warps) {
             struct row_sums<HD> r;
-            parts_fold(r, p, parts, at, end, firsts, floats, lasts, last_stride, h, lane);
+            parts_fold(r, p, slots, mask, turn, lane);
             if (before || after)
-                row_store(r, p, shared_slot(p, blockIdx.x, share.colour_before ^ (int)!before), h, lane);
+                row_store(r, p, shared_slot(p, blockIdx.x, share.colour_before ^ (int)!before), turn, lane);
             else
-                row_write(r, p, part.row, head + h, lane);
+                row_write(r, p, part.row, head + turn, lane);
         }
+        turn -= heads;
     }
     if (share.first_before < 0 && share.last_after < 0) return;
     __syncthreads();
-    if (threadIdx.x < 2) {
-        const int32_t from = threadIdx.x ? (int32_t)blockIdx.x : share.first_before;
-        const int32_t to = threadIdx.x ? share.last_after : share.last_before;
-        const bool open = threadIdx.x ? share.last_after >= 0 : share.first_before >= 0;
-        __threadfence();
-        const bool last = open && atomicAdd(p.counters + from, 1) == to - from;
-        __threadfence();
-        if (last) p.counters[from] = 0;
-        arrived_last[threadIdx.x] = last;
-    }
+    if (threadIdx.x == 0)
+        arrived_last[0] = share.first_before >= 0 &&
+                          unit_arrive(p.counters + share.first_before, share.last_before - share.first_before + 1);
+    if (threadIdx.x == 32 % (p.warps * 32))
+        arrived_last[1] =
+            share.last_after >= 0 && unit_arrive(p.counters + blockIdx.x, share.last_after - (int32_t)blockIdx.x + 1);
     __syncthreads();
 #pragma unroll 1
     for (int side = 0; side < 2; side++) {
@@ -655,11 +704,12 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __gr
     ring.barriers = shared_address(firsts + p.warps * floats) + warp * p.stages * 8;
     struct cursor c;
     cursor_set<KEYS>(c, p, p.ranges + blockIdx.x * p.warps + warp);
-    const int4 shares = __ldg((const int4 *)p.shares + blockIdx.x);
+    const int4 shares = __ldcg((const int4 *)p.shares + blockIdx.x);
     const struct decode_share share = {shares.x, shares.y, shares.z, shares.w};
     if (lane < 2) parts[2 * warp + lane].unit = -1;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if (BULK && lane == 0) {
+#pragma unroll 1
         for (int32_t i = 0; i < p.stages; i++) barrier_init(ring.barriers + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -669,6 +719,7 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __gr
     int32_t left = c.at.count;
     ring.c = c;
     ring.left = left;
+    ring.ready = false;
     ring.page_base = -1;
     ring.page = ring.slot = 0;
 
@@ -682,6 +733,8 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __gr
     for (int32_t round = -p.stages; left > 0; round++) {
         if (round >= 0) {
             if (fresh) {
+                if (!ring.ready) grid_wait();
+                ring.ready = true;
                 queries_load<HD, EXACT>(q, p, c.at.row, c.at.tile, g, t);
                 sums_clear(sums);
                 begun = c.at.block;
@@ -702,7 +755,7 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __gr
             }
             const int32_t key = (c.first + c.at.block) * KEYS;
             const int32_t lo = p.window ? max(0, c.at.kv_len - p.window - key) : 0, hi = c.at.kv_len - key;
-            const uint32_t block = ring.data + stage * stage_bytes;
+            char *block = shared + warp * ring_bytes + stage * stage_bytes;
             if (lo > 0 || hi < KEYS) values_clear<KEYS>(block + stage_bytes / 2, p.hd * 2, lo, hi, lane);
             block_add<HD, EXACT, ROWS, KEYS>(sums, q, p, block, lo, hi, g, t);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -726,8 +779,11 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32, 1) decode_kernel(const __gr
         }
         ring.fetch(p, lane);
     }
+    grid_wait();
+    grid_release();
     if (!BULK) copy_wait<0>();
-    cta_finish<HD>(p, parts, share, firsts, (const float *)shared, ring_bytes / 4, warp, lane);
+    const struct part_slots slots = {firsts, (const float *)shared, floats, ring_bytes / 4};
+    cta_finish<HD>(p, parts, share, slots, warp, lane);
 }
 
 /* ---- launcher -----------------------------------------------------------------------------------------------------
@@ -846,6 +902,6 @@ int cuda_decode(struct backend *backend, const struct op_attention_args *args, c
         cudaFuncSetAttribute((const void *)v->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes),
         err);
     if (rc) return rc;
-    v->kernel<<<(unsigned)plan->ctas, (unsigned)p.warps * 32, shared_bytes, cuda->stream>>>(p);
-    return CUDA_LAUNCHED(backend, "decode attention", err);
+    return cuda_launch_next(backend, "decode attention", err, v->kernel, dim3((unsigned)plan->ctas),
+                            dim3((unsigned)p.warps * 32), shared_bytes, p);
 }

@@ -100,7 +100,9 @@ int cuda_prefill_sm90(struct backend *backend, const struct op_attention_args *a
 #define CUDA_PREFILL_ROWS_LEAST 8
 int cuda_prefill_portable(struct backend *backend, const struct op_attention_args *args,
                           const struct prefill_plan *plan, struct err *err);
-/* attention_decode.cu: portable and sm_90a variants inside; also called by the decode stack. */
+/* attention_decode.cu: portable and sm_90a variants inside; also called by the decode stack. A dependent launch: while
+ * the op before it still runs it reads plan, page table and all keys and values but the block with the newest key, so
+ * that op may write q and what belongs to the newest token, no more. */
 size_t cuda_decode_workspace(const struct backend *backend, int32_t n_heads, int32_t head_dim);
 /* Warps of a CTA: as many as have room for their rings. */
 int32_t cuda_decode_warps(const struct backend *backend, int32_t head_dim);

@@ -231,9 +231,15 @@ static void expect_query(const struct world *w, float **out, int32_t s, int32_t 
     double *want = zeros(c->head_dim, sizeof *want), *reach = zeros(c->head_dim, sizeof *reach);
     for (int32_t h = 0; h < c->n_heads; h++) {
         reference(w, s, position, h, want, reach);
-        for (int32_t i = 0; i < c->head_dim; i++)
-            expect_close("attention", position, out[s][((int64_t)position * c->n_heads + h) * c->head_dim + i], want[i],
-                         2e-5 + act_slack(w->backend, reach[i]) + act_slack(w->backend, want[i]));
+        for (int32_t i = 0; i < c->head_dim; i++) {
+            const double got = (double)out[s][((int64_t)position * c->n_heads + h) * c->head_dim + i];
+            const double tolerance = 2e-5 + act_slack(w->backend, reach[i]) + act_slack(w->backend, want[i]);
+            if (!(fabs(got - want[i]) <= tolerance))
+                fail_msg("%s, %d/%d heads of %d, pages of %d, window %d: sequence %d, position %d, head %d, value %d: "
+                         "got %.6g, want %.6g, tolerance %.2g",
+                         backend_info(w->backend)->isa, c->n_heads, c->n_kv_heads, c->head_dim, c->page_size, c->window,
+                         s, position, h, i, got, want[i], tolerance);
+        }
     }
     free(want), free(reach);
 }
