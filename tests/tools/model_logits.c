@@ -13,6 +13,7 @@
  *                                 first token
  * OUT gets the logits as f32 [rows, vocab], in the order of the script. The last line printed is "rows R vocab V". */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -71,11 +72,45 @@ static void run_feeds(struct tool *t) {
     feeds_drop(t);
 }
 
-static double nll(const float *logits, int32_t vocab, int32_t id) {
-    double top = -INFINITY, sum = 0.0;
-    for (int32_t i = 0; i < vocab; i++) top = fmax(top, (double)logits[i]);
-    for (int32_t i = 0; i < vocab; i++) sum += exp((double)logits[i] - top);
-    return top + log(sum) - (double)logits[id];
+/* ---- scores -------------------------------------------------------------------------------------------------------
+ * A vocabulary of 128256 takes a core 1 ms a row, so several share the rows. */
+
+enum { THREADS = 8 };
+
+struct share {
+    const float *logits; /* [rows, vocab] */
+    const int32_t *ids;  /* [rows] the token behind each */
+    int32_t vocab, begin, end;
+    double sum;
+};
+
+static void *share_run(void *arg) {
+    struct share *s = arg;
+    for (int32_t row = s->begin; row < s->end; row++) {
+        const float *logits = s->logits + (size_t)row * (size_t)s->vocab;
+        float top = logits[0];
+        double sum = 0.0;
+        for (int32_t i = 1; i < s->vocab; i++) top = logits[i] > top ? logits[i] : top;
+        for (int32_t i = 0; i < s->vocab; i++) sum += (double)expf(logits[i] - top);
+        s->sum += (double)top + log(sum) - (double)logits[s->ids[row]];
+    }
+    return NULL;
+}
+
+/* The negative log-probabilities of ids [rows] added up. */
+static double nll(const float *logits, int32_t vocab, const int32_t *ids, int32_t rows) {
+    pthread_t threads[THREADS];
+    struct share shares[THREADS];
+    double sum = 0.0;
+    for (int32_t i = 0; i < THREADS; i++) {
+        shares[i] = (struct share){logits, ids, vocab, rows * i / THREADS, rows * (i + 1) / THREADS, 0.0};
+        if (pthread_create(&threads[i], NULL, share_run, &shares[i])) exit(fail("no thread"));
+    }
+    for (int32_t i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        sum += shares[i].sum;
+    }
+    return sum;
 }
 
 static void score(struct tool *t, int32_t slot, const int32_t *ids, int32_t count) {
@@ -84,8 +119,7 @@ static void score(struct tool *t, int32_t slot, const int32_t *ids, int32_t coun
         int32_t take = count - 1 - at < t->run.limits.max_num_seqs ? count - 1 - at : t->run.limits.max_num_seqs;
         t->feeds[0] = (struct feed){slot, at, take, take, ids + at};
         t->feed_count = 1;
-        const float *logits = step(t);
-        for (int32_t i = 0; i < take; i++) sum += nll(logits + (size_t)i * (size_t)t->vocab, t->vocab, ids[at + i + 1]);
+        sum += nll(step(t), t->vocab, ids + at + 1, take);
     }
     t->feed_count = 0;
     printf("nll %.9f %d\n", sum / (count - 1), count - 1);
