@@ -10,7 +10,7 @@ one GPU, bf16, random weights made from a config.json (tests/bench/configs), ran
 peers were measured (tests/bench/peers/h200.json). tests/gpu calls it.
 """
 
-import argparse, datetime, http.client, json, os, random, re, signal, subprocess, sys, threading, time
+import argparse, datetime, http.client, json, os, random, re, signal, subprocess, sys, tempfile, threading, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FIGURES = os.path.join(ROOT, "tests/bench/h200.json")
@@ -42,6 +42,7 @@ ROWS = {
     "llama-3.1-8b/bf16/tp1/http/best/load_c64_1000_200/itl_ms_p99": (None, 60),
     "llama-3.1-8b/bf16/tp1/http/best/load_c256_1000_200/out_tok_s": (6900, 6200),
     "llama-3.1-8b/bf16/tp1/http/warm2/start_to_first_token_s": (1, 4),
+    "llama-3.1-8b/bf16/tp1/http/safetensors/start_to_first_token_s": (1, 4),
 }
 
 
@@ -164,11 +165,7 @@ def client(bench, *flags, limit=200):
 def over_http(bench):
     key = "llama-3.1-8b/bf16/tp1/http"
     with Server(bench, os.path.join(CONFIGS, "llama-3.1-8b"), "--load-format", "dummy") as server:
-        first = {"model": "bench", "prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
-        status, body = ask("POST", "/v1/completions", first)
-        if status != 200:
-            raise RuntimeError(f"the first request was answered with {status}: {body[:300]}")
-        bench.figure(key + "/warm2/start_to_first_token_s", time.monotonic() - server.begin)
+        bench.figure(key + "/warm2/start_to_first_token_s", first_token(server))
         for tokens in (128, 1000, 8000):
             client(bench, "--in", tokens, "--out", 4, "--requests", 2, "--seed", 90)
             got = client(bench, "--in", tokens, "--out", 4, "--requests", 11, "--seed", 91 + tokens)
@@ -182,6 +179,76 @@ def over_http(bench):
             for name in ("itl", "tpot", "ttft"):
                 for p in ("p50", "p99"):
                     bench.figure(f"{load}/{name}_ms_{p}", got[f"{name}_{p}_s"] * 1e3)
+    start_from_file(bench)
+
+
+# ---- from a file ----------------------------------------------------------------------------------------------------
+
+
+def checkpoint(config, folder, device):
+    """Random weights of this config.json as safetensors, a file a layer, and the smallest tokenizer: one id a byte."""
+    import torch
+    from safetensors.torch import save_file
+
+    c = json.load(open(os.path.join(config, "config.json")))
+    hidden, ffn, q = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"] * c["head_dim"]
+    kv, vocab, index = c["num_key_value_heads"] * c["head_dim"], c["vocab_size"], {}
+
+    def save(name, tensors):
+        made = {}
+        for key, shape in tensors.items():
+            made[key] = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, shape[-1] ** -0.5).cpu()
+            index[key] = name
+        save_file(made, os.path.join(folder, name), metadata={"format": "pt"})
+
+    save("ends.safetensors", {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden),
+                              "model.norm.weight": (hidden,)})  # fmt: skip
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        save(f"layer{i}.safetensors", {
+            at + "self_attn.q_proj.weight": (q, hidden), at + "self_attn.k_proj.weight": (kv, hidden),
+            at + "self_attn.v_proj.weight": (kv, hidden), at + "self_attn.o_proj.weight": (hidden, q),
+            at + "mlp.gate_proj.weight": (ffn, hidden), at + "mlp.up_proj.weight": (ffn, hidden),
+            at + "mlp.down_proj.weight": (hidden, ffn), at + "input_layernorm.weight": (hidden,),
+            at + "post_attention_layernorm.weight": (hidden,),
+        })  # fmt: skip
+    json.dump({"weight_map": index}, open(os.path.join(folder, "model.safetensors.index.json"), "w"))
+    c.update(bos_token_id=1, eos_token_id=2)
+    json.dump(c, open(os.path.join(folder, "config.json"), "w"))
+    visible = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    hidden_bytes = [b for b in range(256) if b not in visible]
+    names = {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden_bytes)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": level, "decoder": level,
+                 "post_processor": None,
+                 "model": {"type": "BPE", "vocab": {names[b]: b for b in range(256)}, "merges": []}}  # fmt: skip
+    json.dump(tokenizer, open(os.path.join(folder, "tokenizer.json"), "w"))
+    json.dump({"tokenizer_class": "PreTrainedTokenizerFast"}, open(os.path.join(folder, "tokenizer_config.json"), "w"))
+
+
+def first_token(server):
+    """Seconds from the start of the process to an answer of one token."""
+    question = {"model": "bench", "prompt": [100, 101, 102], "max_tokens": 1, "temperature": 0}
+    status, body = ask("POST", "/v1/completions", question)
+    if status != 200:
+        raise RuntimeError(f"the first request was answered with {status}: {body[:300]}")
+    return time.monotonic() - server.begin
+
+
+def start_from_file(bench, model="llama-3.1-8b", device="cuda"):
+    """The files were just written, so they are in the page cache, as those of a server that is started again."""
+    try:
+        import torch, safetensors
+    except ImportError as e:
+        return print(f"skipped: start from safetensors: {e}")
+    with tempfile.TemporaryDirectory(prefix="quire-start-") as folder:
+        checkpoint(os.path.join(CONFIGS, model), folder, device)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        for _ in range(2):
+            with Server(bench, folder) as server:
+                seconds = first_token(server)
+        bench.figure(model + "/bf16/tp1/http/safetensors/start_to_first_token_s", seconds)
 
 
 # ---- eight minutes --------------------------------------------------------------------------------------------------
@@ -243,8 +310,8 @@ class Soaker(threading.Thread):
 
 
 def soak(bench):
-    key = "llama-3.2-1b/bf16/tp1/soak"
-    model = os.path.join(CONFIGS, "llama-3.2-1b")
+    key = "llama-3.1-8b/bf16/tp1/soak"
+    model = os.path.join(CONFIGS, "llama-3.1-8b")
     with Server(bench, model, "--load-format", "dummy", "--max-num-seqs", "64"):
         until = time.monotonic() + SOAK_SECONDS
         soakers = [Soaker(i, until) for i in range(SOAK_CLIENTS)]
@@ -255,7 +322,7 @@ def soak(bench):
             if n:
                 time.sleep(max(0.0, until - SOAK_SECONDS + n * minute - time.monotonic()))
             text = ask("GET", "/metrics")[1].decode()
-            tokens = metric(text, r"\w*generation_tokens_total")
+            tokens = metric(text, r"[\w:]*generation_tokens_total")
             if last is not None:
                 rates.append((tokens - last) / minute)
                 samples.append(gpu_memory_bytes())
@@ -266,7 +333,7 @@ def soak(bench):
             s.join(130)
         time.sleep(2)
         text = ask("GET", "/metrics")[1].decode()
-        running = metric(text, r"\w*num_requests_running")
+        running = metric(text, r"[\w:]*num_requests_running")
     wrong = sum(s.wrong for s in soakers)
     change = rates[-1] / rates[1] - 1
     bench.figure(key + "/out_tok_s_second_minute", rates[1])
