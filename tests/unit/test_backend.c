@@ -283,7 +283,8 @@ static void profile_all(struct backend *backend) {
     backend_profile(backend, false);
     backend_profile_read(backend, &profile);
     assert_int_equal(profile.calls[OP_TABLE_UPDATE], 3);
-    if (on_cuda(backend)) assert_true(profile.ns[OP_TABLE_UPDATE] > 0);
+    print_message("table_update: %.2f us by the profile\n", (double)profile.ns[OP_TABLE_UPDATE] / 3e3);
+    if (on_cuda(backend)) assert_in_range(profile.ns[OP_TABLE_UPDATE] / 3, 200, 50000); /* not the host's issuing */
     tensors_free(&t);
 }
 
