@@ -81,7 +81,9 @@ size_t backend_allocated_bytes(const struct backend *backend, enum memory_kind k
 
 int backend_reserve(struct backend *backend, enum memory_kind kind, size_t bytes, struct err *err) {
     CHECK((unsigned)kind < MEMORY_KIND_COUNT);
-    return backend->table->reserve ? backend->table->reserve(backend, kind, bytes, err) : 0;
+    int rc = backend->table->reserve ? backend->table->reserve(backend, kind, bytes, err) : 0;
+    if (rc) err_prefix(err, "%s", memory_kind_name(kind));
+    return rc;
 }
 
 int backend_upload(struct backend *backend, void *device, const void *host, size_t bytes, struct err *err) {
