@@ -123,11 +123,13 @@ static int kernels_choose(struct cuda *cuda, const char *wanted, struct err *err
                            cuda->capability / 10, cuda->capability % 10);
     if (code != cudaSuccess)
         return UNSUPPORTED("CUDA device %d runs no kernel: %s", cuda->ordinal, cudaGetErrorString(code));
+    if (sm90a && !feature && cuda->capability != 90)
+        return err_set_field(err, ERR_UNSUPPORTED, "cuda_kernels",
+                             "sm_90a kernels run on compute capability 9.0 alone: this GPU has %d.%d",
+                             cuda->capability / 10, cuda->capability % 10);
     if (sm90a && !feature)
         return err_set_field(err, ERR_UNSUPPORTED, "cuda_kernels",
-                             "sm_90a kernels run on compute capability 9.0 alone, from machine code built for it: this "
-                             "GPU has %d.%d",
-                             cuda->capability / 10, cuda->capability % 10);
+                             "this build has no sm_90a kernels: build with -DQUIRE_CUDA_ARCHS=\"90a;80-virtual\"");
     cuda->kernels = feature && !portable ? CUDA_KERNELS_SM90A : CUDA_KERNELS_PORTABLE;
     return 0;
 }
