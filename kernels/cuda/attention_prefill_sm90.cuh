@@ -62,8 +62,9 @@ template <int HEAD_DIM, int GROUPS, int KEYS, int STAGES> struct prefill_shape {
     static constexpr int consumer_registers = HEAD_DIM > 128 ? 240 : GROUPS == 2 ? 232 : 160;
 };
 
-/* Byte addresses in shared memory of the barriers. "full" ones count one arrival and TMA's bytes, "empty" ones a warp
- * of each consumer. */
+/* Byte addresses in shared memory of the barriers. "full" ones count one arrival and TMA's bytes; "empty" ones of keys
+ * and values a lane of each consuming warp (wgmma read them), that of queries each consuming thread (all read the item
+ * beside them). */
 template <int STAGES> struct prefill_barriers {
     uint32_t base;
     __device__ __forceinline__ uint32_t k_full(int s) const { return base + 8 * (uint32_t)s; }
@@ -380,7 +381,7 @@ __device__ __forceinline__ void prefill_store(const prefill_params &p, const pre
     }
 }
 
-/* One warpgroup: 64 rows of every item. FEATURES: window, soft cap and sinks; then every block is masked. */
+/* One warpgroup: 64 rows of every item. FEATURES: window, soft cap and sinks. */
 template <int HEAD_DIM, int GROUPS, int KEYS, int STAGES, bool FEATURES>
 __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigned char *shared_bytes, uint32_t shared,
                                                 prefill_barriers<STAGES> barriers, const prefill_item *item_slot,
@@ -409,8 +410,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
         uint32_t q[shape::q_registers ? HEAD_DIM / 4 : 4];
         if constexpr (shape::q_registers) {
             prefill_load_queries<HEAD_DIM, shape::q_panel>(q, shared, row0, lane);
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(barriers.q_empty());
+            mbarrier_arrive(barriers.q_empty());
         }
         auto scores = [&]() {
             const uint64_t k_matrix = wgmma_matrix(shared + shape::k_at + (uint32_t)(k.stage * shape::kv_bytes), 16);
@@ -442,11 +442,13 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
                 last[r] = item.position + tokens[r] - block * KEYS - 2 * quad;
                 first[r] = FEATURES && p.window > 0 ? last[r] - p.window + 1 : -KEYS;
             }
+            prefill_mask<KEYS, FEATURES>(s, last, first);
+        };
+        auto cap = [&]() {
             if (FEATURES && p.cap_out > 0.0f) {
 #pragma unroll
                 for (int n = 0; n < KEYS / 2; n++) s[n] = prefill_capped(s[n], p.cap_in, p.cap_out);
             }
-            prefill_mask<KEYS, FEATURES>(s, last, first);
         };
         /* In the block of V that is summed next. */
         auto clear = [&](int first, int last) {
@@ -464,6 +466,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
         registers_pin(s);
         if (lane == 0) mbarrier_arrive(barriers.k_empty(k.stage));
         k.next();
+        cap();
         mask(block);
         prefill_softmax<KEYS, true>(s, maximum, sum, rescale, scale_log2);
         prefill_weights<KEYS>(s, w);
@@ -487,6 +490,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
             registers_pin(s);
             if (lane == 0) mbarrier_arrive(barriers.k_empty(k.stage));
             k.next();
+            cap();
             if (decltype(masked)::value) mask(block);
             prefill_softmax<KEYS, decltype(masked)::value>(s, maximum, sum, rescale, scale_log2);
             wgmma_wait<0>();
@@ -497,11 +501,17 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
             prefill_weights<KEYS>(s, w);
             prefill_scale<HEAD_DIM>(o, rescale);
         };
-        const int whole = FEATURES ? item.block_begin : max(item.block_begin, (item.position + 1) / KEYS);
-        for (block--; block >= whole; block--) step(prefill_flag<true>());
-        for (; block >= item.block_begin; block--) step(prefill_flag<false>());
+        /* Blocks that end beyond the first query; those that all queries see whole; those that the window cuts. */
+        const int whole_end = max(item.block_begin, (item.position + 1) / KEYS);
+        int whole_begin = item.block_begin;
+        if (FEATURES && p.window > 0)
+            whole_begin = min(whole_end, max(0, item.position + item.q_count - p.window + KEYS - 1) / KEYS);
+        for (block--; block >= whole_end; block--) step(prefill_flag<true>());
+        for (; block >= whole_begin; block--) step(prefill_flag<false>());
+        if (FEATURES)
+            for (; block >= item.block_begin; block--) step(prefill_flag<true>());
 
-        if (!shape::q_registers && shape::out_apart && lane == 0) mbarrier_arrive(barriers.q_empty());
+        if (!shape::q_registers && shape::out_apart) mbarrier_arrive(barriers.q_empty());
         mbarrier_wait(barriers.v_full(v.stage), v.parity);
         if (FEATURES) clear(0, item.key_begin - item.block_begin * KEYS);
         registers_pin(w);
@@ -530,8 +540,7 @@ __device__ __forceinline__ void prefill_consume(const prefill_params &p, unsigne
         prefill_store<HEAD_DIM, GROUPS, KEYS, STAGES>(p, item, o, shared_bytes + shape::out_at, row0, lane);
         if (!shape::out_apart) {
             fence_async_shared();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(barriers.q_empty());
+            mbarrier_arrive(barriers.q_empty());
         }
     }
 }
@@ -557,7 +566,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
             mbarrier_init(barriers.v_empty(s), 4 * GROUPS);
         }
         mbarrier_init(barriers.q_full(), 1);
-        mbarrier_init(barriers.q_empty(), 4 * GROUPS);
+        mbarrier_init(barriers.q_empty(), 128 * GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         tma_prefetch_map(&q_map);
         tma_prefetch_map(&kv_map);
