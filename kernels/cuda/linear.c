@@ -1,19 +1,31 @@
 /* op_linear and op_linear_gated: which kernel multiplies. The portable ones take everything. */
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/linear_private.h"
+
+/* Without the library everything still runs, many rows more slowly. It is missing where only the driver was installed,
+ * and does not open where the driver is told to compile all code anew. */
+static void library_open(struct cuda *cuda) {
+    struct linear_gemm *gemm = &cuda->linear->gemm;
+    struct err why = {0};
+    int rc = cublaslt_load(&why);
+    if (rc == 0 && (rc = linear_gemm_open(gemm, cuda)) != 0)
+        err_set(&why, ERR_UNSUPPORTED, "cuBLASLt does not open: status %d", rc);
+    if (rc == 0) return;
+    linear_gemm_close(gemm);
+    log_warning("products of many rows go without cuBLASLt", "why=%s", log_quote(why.text).text);
+}
 
 int cuda_linear_open(struct backend *backend, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_linear *linear = mem_zalloc(1, sizeof *linear);
     cuda->linear = linear;
-    int rc = cublaslt_load(err);
-    if (!rc) rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
+    int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
     if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
         rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90), err);
-    if (rc) return rc;
-    rc = linear_gemm_open(&linear->gemm, cuda);
-    return rc ? err_set(err, ERR_FATAL, "cuBLASLt does not open: status %d", rc) : 0;
+    if (!rc) library_open(cuda);
+    return rc;
 }
 
 void cuda_linear_close(struct backend *backend) {
@@ -40,7 +52,7 @@ static enum route route_of(const struct cuda *cuda, const struct linear_product 
     if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
     if (p->gated || p->bias) return sm90 ? ROUTE_SM90 : ROUTE_MMA;
     if (p->rows <= FEW_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
-    return linear_gemm_takes(p) ? ROUTE_GEMM : sm90 ? ROUTE_SM90 : ROUTE_MMA;
+    return cuda->linear->gemm.handle && linear_gemm_takes(p) ? ROUTE_GEMM : sm90 ? ROUTE_SM90 : ROUTE_MMA;
 }
 
 /* One segment of op_linear. */

@@ -108,7 +108,8 @@ static void too_much_all(struct backend *backend) {
     assert_null(p);
     assert_non_null(strstr(why.text, "1125899906842624 bytes of KV cache"));
     assert_int_equal(backend_allocated_bytes(backend, MEMORY_KV), 0);
-    if (on_cuda(backend)) { /* what the card as a whole could hold, but does not have free */
+    /* What the card as a whole could hold, but does not have free. A sanitizer would count it as an error. */
+    if (on_cuda(backend) && !test_quick()) {
         const size_t total = backend_info(backend)->memory_total_bytes;
         assert_int_equal(backend_alloc(backend, MEMORY_KV, total, &p, &why), ERR_NOMEM);
         assert_int_equal(backend_reserve(backend, MEMORY_KV, total, &why), ERR_NOMEM);
@@ -285,7 +286,8 @@ static void profile_all(struct backend *backend) {
     backend_profile_read(backend, &profile);
     assert_int_equal(profile.calls[OP_TABLE_UPDATE], 3);
     print_message("table_update: %.2f us by the profile\n", (double)profile.ns[OP_TABLE_UPDATE] / 3e3);
-    if (on_cuda(backend)) assert_in_range(profile.ns[OP_TABLE_UPDATE] / 3, 200, 50000); /* not the host's issuing */
+    if (on_cuda(backend) && !test_quick())
+        assert_in_range(profile.ns[OP_TABLE_UPDATE] / 3, 200, 50000); /* not the host's issuing */
     tensors_free(&t);
 }
 
@@ -432,6 +434,10 @@ static void test_fault(void **state) {
     char *arguments[] = {"test_backend", NULL};
     pid_t child;
     int status = 0;
+    if (test_quick()) {
+        print_message("skipped: a sanitizer would end the child\n");
+        skip();
+    }
     assert_int_equal(setenv(FAULT_VARIABLE, "1", 1), 0);
     assert_int_equal(posix_spawn(&child, "/proc/self/exe", NULL, NULL, arguments, environ), 0);
     unsetenv(FAULT_VARIABLE);
