@@ -99,7 +99,7 @@ def decode(bench):
 
 def prefill(bench):
     engine(bench, "llama-3.2-1b", "--prefill", "128,1000,2048", "--reps", "5")
-    engine(bench, "llama-3.1-8b", "--prefill", "128,1000,2048,8192", "--batch-prefill", "32,64,128", "--reps", "5")
+    engine(bench, "llama-3.1-8b", "--prefill", "128,1000,2048,8192", "--batch-prefill", "64", "--reps", "5")
 
 
 def offline(bench):
