@@ -6,7 +6,7 @@
 #include "engine/base/arith.h"
 #include "engine/base/arena.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/philox.h"
+#include "kernels/philox.h"
 #include "kernels/cpu/sample_kernels.h"
 #include "kernels/cpu/sample_select.h"
 #include "kernels/cpu/sample_state.h"

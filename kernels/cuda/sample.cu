@@ -3,7 +3,7 @@
  * draw read the row once; filters and log-probabilities go back to the groups whose maxima say that they matter.
  *
  * What a row does depends on its parameters, read on the device: a graph replays with any. */
-#include "kernels/cpu/philox.h"
+#include "kernels/philox.h"
 #include "kernels/cuda/sample_row.cuh"
 
 #define LOG2E 1.4426950408889634f
@@ -107,7 +107,7 @@ static __device__ void segment_change(const struct sample_launch *launch, const 
         v[4 * j + 2] = penalise(v[4 * j + 2], c.z, &row->params);
         v[4 * j + 3] = penalise(v[4 * j + 3], c.w, &row->params);
     }
-    copy_store(copy, v);
+    if (!job->greedy) copy_store(copy, v); /* later passes read it; a greedy row has none */
 }
 
 static __device__ __forceinline__ float warp_max(float most) {
@@ -158,10 +158,9 @@ static __device__ __forceinline__ uint32_t segment_first(const float (&v)[32], f
     return __reduce_min_sync(SAMPLE_FULL, first);
 }
 
-static __device__ void segment_scan(const struct sample_launch *launch, const struct row_job *job, int segment) {
-    float v[32];
+static __device__ void segment_scan(const struct sample_launch *launch, const struct row_job *job, int segment,
+                                    float (&v)[32]) {
     struct sample_segment out = {0.0f, 0.0f, 0.0f, 0.0f};
-    segment_load(v, job->logits, segment, launch->vocab, job->aligned);
     if (job->changed) {
         if (job->logprobs) {
             out.raw_largest = segment_groups(v, job->raw_groups + segment * SAMPLE_GROUPS_A_SEGMENT);
@@ -227,24 +226,25 @@ static __device__ int rank_count(struct sample_shared *s, const struct row_view 
     return (int)block_sum(s, above);
 }
 
-/* The k best of the raw logits as sorted keys, the lowest id first among equals. Returns how many. */
+/* The k best of the raw logits as sorted keys, the lowest id first among equals. Returns how many. Here what has no
+ * mass counts too, so a bound that lies there is found by digits. */
 static __device__ int top_pick(struct sample_shared *s, const struct row_view *view, int k) {
     k = min(k, view->vocab);
-    float bound = k <= view->segments * SAMPLE_GROUPS_A_SEGMENT ? groups_kth(s, view, k) : -INFINITY;
-    if (candidates_pick(s, view, bound) >= 0) return k;
-    struct row_cuts cuts = {0.0f, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, 1.0}};
-    uint32_t key = 0;
-    int id = 0x7fffffff;
-    row_cut(
-        s, view, &cuts, (u64)k, [](float x) { return key_of(x); }, [](float) { return (u64)1; }, &key, &id);
-    cuts.key = key, cuts.id = id;
-    if (threadIdx.x == 0) s->count = 0;
-    __syncthreads();
-    row_each(view, [&](float x, int i) {
-        if (row_keeps(view, &cuts, x, i)) candidate_push(s, x, i);
-    });
-    __syncthreads();
-    block_sort(s, k);
+    int limit = groups_bin(s, view, k);
+    int count =
+        limit == SAMPLE_BINS - 1 ? -1 : candidates_pick(s, view, [&](float x) { return bin_of(view, x) <= limit; });
+    if (count < 0) {
+        struct row_cuts cuts = {0.0f, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, 1.0}};
+        row_cut_digits(s, *view, cuts, cut_place{0, 0, 0}, (u64)k, by_value{*view, true}, &cuts.key, &cuts.id);
+        if (threadIdx.x == 0) s->count = 0;
+        __syncthreads();
+        row_each(view, [&](float x, int id) {
+            if (row_keeps(view, &cuts, x, id)) candidate_push(s, x, id);
+        });
+        __syncthreads();
+        count = k;
+    }
+    block_sort(s, count);
     return k;
 }
 
@@ -301,20 +301,25 @@ static __device__ void row_finish(struct sample_shared *s, const struct sample_l
     }
 }
 
-/* Registers: 85 a thread at three blocks an SM, which keep 3 * 256 * 128 bytes = 98 KB in flight on each; the latency
- * of memory times its rate asks for 25 KB. */
+/* Registers: 80 a thread at three blocks an SM, where the passes of row_cut still fit. */
 __global__ void __launch_bounds__(SAMPLE_THREADS, 3) sample_rows(const struct sample_launch launch) {
     __shared__ struct sample_shared shared;
-    int r = (int)blockIdx.y;
+    int r = (int)blockIdx.y, begin = (int)blockIdx.x * SAMPLE_WARPS * launch.segments_a_warp;
+    int end = min(launch.segments, begin + SAMPLE_WARPS * launch.segments_a_warp), segment = begin + warp_index();
+    const float *logits = launch.logits + (int64_t)r * launch.stride;
+    const bool aligned = ((uintptr_t)logits & 15) == 0;
+    float v[32]; /* the first values are on their way while the row's parameters are read, one after the other */
+    if (segment < end) segment_load(v, logits, segment, launch.vocab, aligned);
     if (r >= launch.batch->rows) { /* a padded row draws nothing; its slot holds a token that can be embedded */
         if (blockIdx.x == 0 && threadIdx.x == 0) launch.slots.last_token[launch.batch->dummy_slot] = 0;
         return;
     }
     struct row_job job = job_of(&launch, r);
-    int begin = (int)blockIdx.x * SAMPLE_WARPS * launch.segments_a_warp;
-    int end = min(launch.segments, begin + SAMPLE_WARPS * launch.segments_a_warp);
-    for (int segment = begin + warp_index(); segment < end; segment += SAMPLE_WARPS)
-        segment_scan(&launch, &job, segment);
+    while (segment < end) {
+        segment_scan(&launch, &job, segment, v);
+        segment += SAMPLE_WARPS;
+        if (segment < end) segment_load(v, logits, segment, launch.vocab, aligned);
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();

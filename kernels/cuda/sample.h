@@ -28,6 +28,8 @@ extern "C" {
 /* Rows of one launch: a counter each in the state, as the y extent of the grid would allow 65535. */
 #define SAMPLE_ROWS_MAX 4096
 
+#define SAMPLE_WARPS 8 /* of a block */
+
 #define SAMPLE_IN_PROMPT 0x80000000u /* bit of a count; the others count draws */
 
 /* A pair of a bias list. */

@@ -9,12 +9,14 @@
 
 #include "kernels/cuda/sample.h"
 
-#define SAMPLE_THREADS 256
-#define SAMPLE_WARPS   (SAMPLE_THREADS / 32)
+#define SAMPLE_THREADS (SAMPLE_WARPS * 32)
 #define SAMPLE_FULL    0xffffffffu
 
 /* Candidates that are picked from a row and sorted in shared memory; more go by passes over the row. */
 #define SAMPLE_FEW 2048
+
+/* Bins of a histogram over a row. */
+#define SAMPLE_BINS 1024
 
 typedef unsigned long long u64;
 
@@ -25,7 +27,7 @@ typedef unsigned long long u64;
 struct sample_shared {
     u64 keys[SAMPLE_FEW];
     u64 mass[SAMPLE_SEGMENTS_MAX];
-    u64 histogram[256];
+    uint32_t bins[SAMPLE_BINS], bins_high[SAMPLE_BINS];
     u64 of_warp[SAMPLE_WARPS];
     double sum_of_warp[SAMPLE_WARPS];
     uint32_t low_of_warp[SAMPLE_WARPS];
@@ -72,6 +74,24 @@ static __device__ __forceinline__ int warp_index() {
 
 static __device__ __forceinline__ int lane_index() {
     return (int)threadIdx.x & 31;
+}
+
+/* Adds to a 64-bit bin kept as two halves, as shared memory adds 32 bits at once: who overflows the low one carries. */
+static __device__ __forceinline__ void bin_add(struct sample_shared *s, int bin, u64 value) {
+    uint32_t low = (uint32_t)value, high = (uint32_t)(value >> 32);
+    uint32_t before = atomicAdd(&s->bins[bin], low);
+    high += before + low < before;
+    if (high) atomicAdd(&s->bins_high[bin], high);
+}
+
+static __device__ __forceinline__ u64 bin_read(const struct sample_shared *s, int bin) {
+    return (u64)s->bins_high[bin] << 32 | s->bins[bin];
+}
+
+static __device__ void bins_clear(struct sample_shared *s) {
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < SAMPLE_BINS; i += SAMPLE_THREADS) s->bins[i] = s->bins_high[i] = 0;
+    __syncthreads();
 }
 
 static __device__ u64 block_sum(struct sample_shared *s, u64 value) {

@@ -11,11 +11,8 @@
 
 #include "kernels/cuda/sample_block.cuh"
 
-/* Bounds computed in one way and compared in another are widened by this much in exp2's argument. */
-#define SAMPLE_SLACK 2e-3f
-
 /* top_p alone first tries the candidates that so many groups vouch for: most nuclei are smaller. */
-#define SAMPLE_TRY 512
+#define SAMPLE_TRY 192
 
 struct row_view {
     const float *x;      /* [vocab] f32 */
@@ -80,7 +77,8 @@ static __device__ __forceinline__ void segment_each(const struct row_view *view,
     }
 }
 
-template <class Each> static __device__ void row_each(const struct row_view *view, Each each) {
+template <class Each> static __device__ __forceinline__ void row_each(const struct row_view *of, Each each) {
+    const struct row_view own = *of, *view = &own; /* kept in registers, whatever else is written */
     for (int segment = warp_index(); segment < view->segments; segment += SAMPLE_WARPS)
         segment_each(view, segment, each);
 }
@@ -114,66 +112,46 @@ static __device__ int row_find(struct sample_shared *s, const struct row_view *v
     return at < 0 ? begin : begin + at;
 }
 
-/* ---- the digit in which a sum from the top reaches a target
- * -----------------------------------------------------------
+/* ---- bounds from the groups
+ * -------------------------------------------------------------------------------------------
  */
 
-/* Warp 0's: s->key is the highest digit d where the sum of bins 255..d reaches the target (the lowest that is not empty
- * where none does), s->above the sum above it. The caller synchronises before. */
-template <class Bin> static __device__ void digit_cross(struct sample_shared *s, u64 target, Bin bin) {
-    if (warp_index() == 0) {
-        int top = 255 - 8 * lane_index();
-        u64 own = 0, sum;
-        for (int i = 0; i < 8; i++) own += bin(top - i);
-        sum = own;
-        for (int offset = 1; offset < 32; offset <<= 1) {
-            u64 before = __shfl_up_sync(SAMPLE_FULL, sum, offset);
-            if (lane_index() >= offset) sum += before;
-        }
-        u64 total = __shfl_sync(SAMPLE_FULL, sum, 31), above = sum - own;
-        target = min(target, total);
-        if (own && above < target && target <= sum) {
-            for (int i = 0; i < 8; i++) {
-                u64 m = bin(top - i);
-                if (above + m >= target) {
-                    s->key = (uint32_t)(top - i);
-                    s->above = above;
-                    break;
-                }
-                above += m;
-            }
-        }
-    }
-    __syncthreads();
+/* A weight below 2^-41 of the largest has no mass and is never drawn: what lies further down than this in exp2's
+ * argument is of no interest to a draw. */
+#define SAMPLE_SPAN 41.0f
+
+/* Equal steps of exp2's argument, 0 for the largest; the last one holds all that has no mass. Rises as x falls. */
+static __device__ __forceinline__ int bin_of(const struct row_view *view, float x) {
+    float distance = (view->largest - x) * view->scale * ((SAMPLE_BINS - 1) / SAMPLE_SPAN);
+    return (int)fminf(distance, (float)(SAMPLE_BINS - 1));
 }
 
-/* The k-th largest of the group maxima: a lower bound of the k-th largest value, as that many groups hold one. k is at
- * most the number of groups. */
-static __device__ __noinline__ float groups_kth(struct sample_shared *s, const struct row_view *view, int k) {
+/* each(largest, group) over all groups, eight loads under way in each thread. */
+template <class Each> static __device__ __forceinline__ void groups_for(const struct row_view *view, Each each) {
     int groups = view->segments * SAMPLE_GROUPS_A_SEGMENT;
-    bool staged = groups <= 2 * SAMPLE_FEW;
-    uint32_t *keys = (uint32_t *)s->keys, *bins = (uint32_t *)s->histogram, prefix = 0;
-    u64 want = (u64)k;
-    __syncthreads();
-    for (int g = (int)threadIdx.x; staged && g < groups; g += SAMPLE_THREADS)
-        keys[g] = key_of(__ldcg(view->groups + g));
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        bins[threadIdx.x] = 0;
-        __syncthreads();
-        for (int g = (int)threadIdx.x; g < groups; g += SAMPLE_THREADS) { /* whole warps: groups come in 32s */
-            uint32_t key = staged ? keys[g] : key_of(__ldcg(view->groups + g));
-            bool counts = shift == 24 || key >> (shift + 8) == prefix;
-            uint32_t digit = key >> shift & 255u;
-            uint32_t same = __match_any_sync(SAMPLE_FULL, counts ? digit : 256u);
-            if (counts && (int)__ffs((int)same) - 1 == lane_index()) atomicAdd(&bins[digit], (uint32_t)__popc(same));
+    for (int base = (int)threadIdx.x; base < groups; base += 8 * SAMPLE_THREADS) {
+        float g[8];
+#pragma unroll
+        for (int u = 0; u < 8; u++) {
+            int i = base + u * SAMPLE_THREADS;
+            g[u] = i < groups ? __ldcg(view->groups + i) : -INFINITY;
         }
-        __syncthreads();
-        digit_cross(s, want, [&](int i) { return (u64)bins[i]; });
-        prefix = prefix << 8 | s->key;
-        want -= s->above;
-        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < 8; u++)
+            if (base + u * SAMPLE_THREADS < groups) each(g[u], base + u * SAMPLE_THREADS);
     }
-    return value_of(prefix);
+}
+
+/* The first bin up to which k groups hold a value, so that k values at least lie in it or before; the last bin where
+ * there are not so many. */
+static __device__ int groups_bin(struct sample_shared *s, const struct row_view *view, int k) {
+    bins_clear(s);
+    groups_for(view, [&](float largest, int) { atomicAdd(&s->bins[bin_of(view, largest)], 1u); });
+    __syncthreads();
+    auto count = [&](int i) { return (u64)s->bins[i]; };
+    struct block_run run = block_scan(s, SAMPLE_BINS, count);
+    u64 below;
+    return run.total < (u64)k ? SAMPLE_BINS - 1 : block_find(s, &run, (u64)(k - 1), count, &below);
 }
 
 /* ---- few candidates -------------------------------------------------------------------------------------------------
@@ -182,15 +160,14 @@ static __device__ __noinline__ float groups_kth(struct sample_shared *s, const s
 /* s->list: the groups for which take(largest) holds, in no order. Returns how many, or -1 for more than fit. */
 template <class Take>
 static __device__ int groups_list(struct sample_shared *s, const struct row_view *view, Take take) {
-    int groups = view->segments * SAMPLE_GROUPS_A_SEGMENT;
     __syncthreads();
     if (threadIdx.x == 0) s->count = 0;
     __syncthreads();
-    for (int g = (int)threadIdx.x; g < groups; g += SAMPLE_THREADS) {
-        if (!take(__ldcg(view->groups + g))) continue;
+    groups_for(view, [&](float largest, int group) {
+        if (!take(largest)) return;
         int at = atomicAdd(&s->count, 1);
-        if (at < SAMPLE_FEW) s->list[at] = (uint16_t)g;
-    }
+        if (at < SAMPLE_FEW) s->list[at] = (uint16_t)group;
+    });
     __syncthreads();
     int count = s->count;
     __syncthreads();
@@ -236,21 +213,21 @@ static __device__ __forceinline__ void candidate_push(struct sample_shared *s, f
     if (at < SAMPLE_FEW) s->keys[at] = candidate_key(x, id);
 }
 
-/* All ids with x >= bound as keys, sorted. Returns how many, or -1 for more than SAMPLE_FEW. */
-static __device__ __noinline__ int candidates_pick(struct sample_shared *s, const struct row_view *view, float bound) {
-    int listed = groups_list(s, view, [&](float largest) { return largest >= bound; });
+/* All ids for whose values take(x) holds, as keys in no order. take falls with x. Returns how many, or -1 for more than
+ * SAMPLE_FEW. */
+template <class Take>
+static __device__ int candidates_pick(struct sample_shared *s, const struct row_view *view, Take take) {
+    int listed = groups_list(s, view, take);
     if (listed < 0) return -1;
     if (threadIdx.x == 0) s->count = 0;
     __syncthreads();
     groups_each(s, view, listed, [&](float x, int id) {
-        if (x >= bound) candidate_push(s, x, id);
+        if (take(x)) candidate_push(s, x, id);
     });
     __syncthreads();
     int count = s->count;
     __syncthreads();
-    if (count > SAMPLE_FEW) return -1;
-    block_sort(s, count);
-    return count;
+    return count <= SAMPLE_FEW ? count : -1;
 }
 
 /* The mass that `share` of a total asks for: at least one unit. */
@@ -299,6 +276,66 @@ static __device__ int candidates_typical(struct sample_shared *s, const struct r
     struct block_run run = block_scan(s, count, mass_by_id);
     u64 below, target = mass_share(typical_p, total);
     return 1 + block_find(s, &run, target - 1, mass_by_id, &below);
+}
+
+/* What a thread's candidate finds among all [count]: the mass of those before it in the order of keys, and how many. */
+struct candidate_rank {
+    int rank;
+    u64 above;
+};
+
+static __device__ __forceinline__ struct candidate_rank rank_of(const struct sample_shared *s, int count, u64 key) {
+    struct candidate_rank r = {0, 0};
+#pragma unroll 4
+    for (int j = 0; j < count; j++) {
+        bool before = s->keys[j] < key;
+        r.rank += before;
+        r.above += before ? s->mass[j] : 0;
+    }
+    return r;
+}
+
+static __device__ __forceinline__ void rank_share(struct sample_shared *s, u64 key, u64 mass) {
+    __syncthreads();
+    s->keys[threadIdx.x] = key;
+    s->mass[threadIdx.x] = mass;
+    __syncthreads();
+}
+
+/* The draw among keys [count] in no order, count <= SAMPLE_THREADS: a thread a candidate, which finds its own place by
+ * looking at all the others. Returns as few_draw. */
+static __device__ __noinline__ int fewest_draw(struct sample_shared *s, const struct row_view *view,
+                                               const struct sample_params *p, int count, u64 row_total, double scale,
+                                               double uniform) {
+    int i = (int)threadIdx.x;
+    u64 key = i < count ? s->keys[i] : ~0ull;
+    float x = i < count ? candidate_value(key) : -INFINITY, weight = i < count ? weight_of(view, x) : 0.0f;
+    u64 mass = mass_of(weight), id = key & 0xffffffffu;
+    rank_share(s, key, mass);
+    struct candidate_rank r = rank_of(s, count, key);
+    bool kept = i < count && weight >= p->min_p && (p->top_k == 0 || r.rank < p->top_k);
+    if (p->top_p < 1.0f) {
+        u64 total = block_sum(s, kept ? mass : 0), target = mass_share(p->top_p, row_total ? row_total : total);
+        if (row_total && total < target) return -1;
+        kept = kept && r.above < target;
+    }
+    if (p->typical_p < 1.0f) {
+        u64 total = block_sum(s, kept ? mass : 0);
+        struct typical t = {log((double)total * unit_mass()), 0.0, scale};
+        double own = kept && weight > 0.0f ? (double)weight * surprise_of(&t, view, x) : 0.0;
+        t.entropy = block_sum_double(s, own) / ((double)total * unit_mass());
+        u64 order = kept ? (u64)~typical_key(&t, view, x) << 32 | id : ~0ull;
+        rank_share(s, order, kept ? mass : 0);
+        kept = kept && rank_of(s, count, order).above < mass_share(p->typical_p, total);
+    }
+    u64 own = kept ? mass : 0, total = block_sum(s, own);
+    rank_share(s, id, own);
+    u64 below = rank_of(s, count, id).above, target = min((u64)(uniform * (double)total), total - 1);
+    if (own && below <= target && target < below + own) s->found = (int)id;
+    __syncthreads();
+    int found = s->found;
+    __syncthreads();
+    return found;
 }
 
 /* The draw among sorted keys [count], or -1 where top_p of the row's mass lies beyond them. row_total 0: they are all
@@ -358,82 +395,172 @@ static __device__ __forceinline__ bool row_keeps(const struct row_view *view, co
     return key > cuts->typical_key || (key == cuts->typical_key && id <= cuts->typical_id);
 }
 
-/* Cuts what is kept to the smallest set of highest key whose amounts reach the target, the lowest ids first among
- * equals. */
-template <class Key, class Amount>
-static __device__ void row_cut(struct sample_shared *s, const struct row_view *view, const struct row_cuts *cuts,
-                               u64 target, Key key, Amount amount, uint32_t *cut_key, int *cut_id) {
-    uint32_t prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        __syncthreads();
-        s->histogram[threadIdx.x] = 0;
-        __syncthreads();
-        row_each(view, [&](float x, int id) {
-            if (!row_keeps(view, cuts, x, id)) return;
-            uint32_t k = key(x);
-            if (shift < 24 && k >> (shift + 8) != prefix) return;
-            u64 m = amount(x);
-            if (m) atomicAdd(&s->histogram[k >> shift & 255u], m);
-        });
-        __syncthreads();
-        if (shift == 24) {
-            u64 total = block_sum(s, s->histogram[threadIdx.x]);
-            target = min(target, total);
-            if (total == 0) return; /* nothing has weight: no cut */
-        }
-        digit_cross(s, target, [&](int i) { return s->histogram[i]; });
-        prefix = prefix << 8 | s->key;
-        target -= s->above;
-        __syncthreads();
-    }
-    auto equals = [&](float x, int id) {
-        return row_keeps(view, cuts, x, id) && key(x) == prefix ? amount(x) : (u64)0;
-    };
-    struct block_run run = row_scan(s, view, equals);
-    int id = row_find(s, view, &run, target - 1, equals);
-    *cut_key = prefix;
-    *cut_id = id;
+/* Where a cut lies: in which bin of the distances, and in which of the bins that one is divided into. */
+struct cut_place {
+    int levels, bin, bin_inside;
+};
+
+static __device__ __forceinline__ int place_bin(float distance) {
+    return (int)fminf(distance * ((SAMPLE_BINS - 1) / SAMPLE_SPAN), (float)(SAMPLE_BINS - 1));
 }
 
-static __device__ __noinline__ int many_draw(struct sample_shared *s, const struct row_view *view,
-                                             const struct sample_params *p, double scale, double uniform) {
-    struct row_cuts cuts = {p->min_p, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, scale}};
-    auto value_key = [&](float x) { return key_of(x); };
-    auto mass = [&](float x) { return mass_of(weight_of(view, x)); };
-    auto kept = [&](float x, int id) { return row_keeps(view, &cuts, x, id) ? mass_of(weight_of(view, x)) : (u64)0; };
-    if (p->top_k > 0 && p->top_k < view->vocab) {
-        uint32_t key = cuts.key;
-        int id = cuts.id;
-        row_cut(
-            s, view, &cuts, (u64)p->top_k, value_key, [](float) { return (u64)1; }, &key, &id);
-        cuts.key = key, cuts.id = id;
-    }
-    if (p->top_p < 1.0f) {
-        u64 total = row_scan(s, view, kept).total;
-        uint32_t key = cuts.key;
-        int id = cuts.id;
-        row_cut(s, view, &cuts, mass_share(p->top_p, total), value_key, mass, &key, &id);
-        cuts.key = key, cuts.id = id;
-    }
-    if (p->typical_p < 1.0f) {
-        u64 total = row_scan(s, view, kept).total;
-        cuts.order.log_total = log((double)total * unit_mass());
-        double entropy = 0.0;
-        row_each(view, [&](float x, int id) {
-            float w = weight_of(view, x);
-            if (w > 0.0f && row_keeps(view, &cuts, x, id)) entropy += (double)w * surprise_of(&cuts.order, view, x);
+static __device__ __forceinline__ int place_bin_inside(int bin, float distance) {
+    float at = distance * ((SAMPLE_BINS - 1) / SAMPLE_SPAN) - (float)bin;
+    return (int)fminf(fmaxf(at * (float)SAMPLE_BINS, 0.0f), (float)(SAMPLE_BINS - 1));
+}
+
+static __device__ __forceinline__ bool place_holds(const struct cut_place &place, float distance) {
+    if (place.levels > 0 && place_bin(distance) != place.bin) return false;
+    return place.levels < 2 || place_bin_inside(place.bin, distance) == place.bin_inside;
+}
+
+/* What row_cut cuts by: key rises as distance falls, and what is of highest key is kept first. */
+struct by_value {
+    struct row_view view;
+    bool count; /* amounts are 1, else masses */
+    __device__ __forceinline__ uint32_t key(float x) const { return key_of(x); }
+    __device__ __forceinline__ float distance(float x) const { return (view.largest - x) * view.scale; }
+    __device__ __forceinline__ u64 amount(float x) const { return count ? 1 : mass_of(weight_of(&view, x)); }
+};
+struct by_surprise {
+    struct row_view view;
+    struct typical order;
+    __device__ __forceinline__ uint32_t key(float x) const { return typical_key(&order, &view, x); }
+    __device__ __forceinline__ float distance(float x) const { return -value_of(typical_key(&order, &view, x)); }
+    __device__ __forceinline__ u64 amount(float x) const { return mass_of(weight_of(&view, x)); }
+};
+
+/* Cuts what is left of a cut's place, digit by digit of the keys: for many equals, and what no level tells apart. */
+template <class By>
+static __device__ void row_cut_digits(struct sample_shared *s, const struct row_view view, const struct row_cuts cuts,
+                                      const struct cut_place place, u64 target, const By by, uint32_t *cut_key,
+                                      int *cut_id) {
+    uint32_t prefix = 0;
+    auto bin = [=](int i) { return bin_read(s, 255 - i); };
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        bins_clear(s);
+        row_each(&view, [=](float x, int id) {
+            uint32_t key = by.key(x);
+            if (shift < 24 && key >> (shift + 8) != prefix) return;
+            if (!place_holds(place, by.distance(x)) || !row_keeps(&view, &cuts, x, id)) return;
+            u64 amount = by.amount(x);
+            if (amount) bin_add(s, (int)(key >> shift & 255u), amount);
         });
-        cuts.order.entropy = block_sum_double(s, entropy) / ((double)total * unit_mass());
-        uint32_t key = 0;
-        int id = 0x7fffffff;
-        row_cut(
-            s, view, &cuts, mass_share(p->typical_p, total), [&](float x) { return typical_key(&cuts.order, view, x); },
-            mass, &key, &id);
-        cuts.typical = true;
-        cuts.typical_key = key, cuts.typical_id = id;
+        __syncthreads();
+        struct block_run run = block_scan(s, 256, bin);
+        u64 below = 0;
+        int digit = block_find(s, &run, target - 1, bin, &below);
+        prefix = prefix << 8 | (uint32_t)(255 - digit);
+        target = min(target, run.total) - below;
     }
-    struct block_run run = row_scan(s, view, kept);
-    return row_find(s, view, &run, (u64)(uniform * (double)run.total), kept);
+    auto equals = [=](float x, int id) {
+        return by.key(x) == prefix && row_keeps(&view, &cuts, x, id) ? by.amount(x) : (u64)0;
+    };
+    struct block_run run = row_scan(s, &view, equals);
+    *cut_id = row_find(s, &view, &run, target - 1, equals);
+    *cut_key = prefix;
+}
+
+/* The last one that a cut keeps of what lies in its place, sorted, if that is few. False where it is not. */
+template <class By>
+static __device__ bool row_cut_sorted(struct sample_shared *s, const struct row_view view, const struct row_cuts cuts,
+                                      const struct cut_place place, u64 target, const By by, uint32_t *cut_key,
+                                      int *cut_id) {
+    if (threadIdx.x == 0) s->count = 0;
+    __syncthreads();
+    row_each(&view, [=](float x, int id) {
+        if (!place_holds(place, by.distance(x)) || !row_keeps(&view, &cuts, x, id)) return;
+        int at = atomicAdd(&s->count, 1);
+        if (at < SAMPLE_FEW) s->keys[at] = (u64)~by.key(x) << 32 | (uint32_t)id;
+    });
+    __syncthreads();
+    int count = s->count;
+    __syncthreads();
+    if (count > SAMPLE_FEW) return false;
+    block_sort(s, count);
+    auto amount = [=](int i) { return by.amount(view.x[(uint32_t)s->keys[i]]); };
+    struct block_run run = block_scan(s, count, amount);
+    u64 below, last = s->keys[block_find(s, &run, target - 1, amount, &below)];
+    *cut_key = ~(uint32_t)(last >> 32);
+    *cut_id = (int)(uint32_t)last;
+    return true;
+}
+
+/* Cuts what is kept to the smallest set of highest key whose amounts reach the target, the lowest ids first among
+ * equals. A histogram of the amounts over distance says in which bin that is; what lies there is sorted if it is few,
+ * else the bin is divided once more. All by value: what each id is compared with stays in registers. */
+template <class By>
+static __device__ __noinline__ void row_cut(struct sample_shared *s, const struct row_view view,
+                                            const struct row_cuts cuts, u64 target, const By by, uint32_t *cut_key,
+                                            int *cut_id) {
+    struct cut_place place = {0, 0, 0};
+    auto bin = [=](int i) { return bin_read(s, i); };
+    for (int level = 0; level < 2; level++) {
+        bins_clear(s);
+        row_each(&view, [=](float x, int id) {
+            float distance = by.distance(x);
+            if (!place_holds(place, distance) || !row_keeps(&view, &cuts, x, id)) return;
+            u64 amount = by.amount(x);
+            if (amount) bin_add(s, level ? place_bin_inside(place.bin, distance) : place_bin(distance), amount);
+        });
+        __syncthreads();
+        struct block_run run = block_scan(s, SAMPLE_BINS, bin);
+        u64 below = 0;
+        if (run.total == 0) return; /* nothing has weight: no cut */
+        int found = block_find(s, &run, target - 1, bin, &below);
+        target = min(target, run.total) - below;
+        if (level == 0 && found == SAMPLE_BINS - 1) return; /* it lies among those that are never drawn */
+        if (level == 0)
+            place.bin = found;
+        else
+            place.bin_inside = found;
+        place.levels = level + 1;
+        if (row_cut_sorted(s, view, cuts, place, target, by, cut_key, cut_id)) return;
+    }
+    row_cut_digits(s, view, cuts, place, target, by, cut_key, cut_id);
+}
+
+/* The mass of what is kept. */
+struct kept_mass {
+    struct row_view view;
+    struct row_cuts cuts;
+    __device__ __forceinline__ u64 operator()(float x, int id) const {
+        return row_keeps(&view, &cuts, x, id) ? mass_of(weight_of(&view, x)) : 0;
+    }
+};
+
+/* Sets the cut of the typical ids among what the other cuts keep. */
+static __device__ void typical_cut(struct sample_shared *s, const struct row_view view, struct row_cuts *cuts,
+                                   float typical_p) {
+    const struct row_cuts before = *cuts;
+    u64 total = row_scan(s, &view, kept_mass{view, before}).total;
+    struct typical order = {log((double)total * unit_mass()), 0.0, before.order.scale};
+    double entropy = 0.0;
+    row_each(&view, [=, &entropy](float x, int id) {
+        float w = weight_of(&view, x);
+        if (w > 0.0f && row_keeps(&view, &before, x, id)) entropy += (double)w * surprise_of(&order, &view, x);
+    });
+    order.entropy = block_sum_double(s, entropy) / ((double)total * unit_mass());
+    row_cut(s, view, before, mass_share(typical_p, total), by_surprise{view, order}, &cuts->typical_key,
+            &cuts->typical_id);
+    cuts->order = order;
+    cuts->typical = true;
+}
+
+static __device__ __noinline__ int many_draw(struct sample_shared *s, const struct row_view *of,
+                                             const struct sample_params *p, double scale, double uniform) {
+    const struct row_view view = *of;
+    struct row_cuts cuts = {p->min_p, 0u, 0u, 0x7fffffff, 0x7fffffff, false, {0.0, 0.0, scale}};
+    if (p->top_k > 0 && p->top_k < view.vocab)
+        row_cut(s, view, cuts, (u64)p->top_k, by_value{view, true}, &cuts.key, &cuts.id);
+    if (p->top_p < 1.0f) {
+        u64 total = row_scan(s, &view, kept_mass{view, cuts}).total;
+        row_cut(s, view, cuts, mass_share(p->top_p, total), by_value{view, false}, &cuts.key, &cuts.id);
+    }
+    if (p->typical_p < 1.0f) typical_cut(s, view, &cuts, p->typical_p);
+    const struct kept_mass kept = {view, cuts};
+    struct block_run run = row_scan(s, &view, kept);
+    return row_find(s, &view, &run, (u64)(uniform * (double)run.total), kept);
 }
 
 /* ---- the draw -------------------------------------------------------------------------------------------------------
@@ -449,13 +576,19 @@ static __device__ __noinline__ int row_draw(struct sample_shared *s, const struc
         return row_find(s, view, run, (u64)(uniform * (double)run->total),
                         [&](float x, int) { return mass_of(weight_of(view, x)); });
     if (bounded || p->top_p < 1.0f) {
-        int groups = view->segments * SAMPLE_GROUPS_A_SEGMENT, want = top_k ? p->top_k : bounded ? 0 : SAMPLE_TRY;
-        float bound = -INFINITY;
-        if (p->min_p > 0.0f) bound = view->largest + (log2f(p->min_p) - SAMPLE_SLACK) / view->scale;
-        if (view->vocab > SAMPLE_FEW && want > 0 && want <= min(groups, SAMPLE_FEW))
-            bound = fmaxf(bound, groups_kth(s, view, want));
-        int count = candidates_pick(s, view, bound);
-        int id = count <= 0 ? -1 : few_draw(s, view, p, count, bounded ? 0 : run->total, scale, uniform);
+        int want = top_k ? p->top_k : bounded ? 0 : SAMPLE_TRY, limit = SAMPLE_BINS - 2;
+        if (p->min_p > 0.0f) /* one bin more, as the two are not computed in one way */
+            limit = min(limit, 1 + (int)(-log2f(p->min_p) * ((SAMPLE_BINS - 1) / SAMPLE_SPAN)));
+        if (want > 0 && want <= SAMPLE_FEW && view->vocab > SAMPLE_THREADS)
+            limit = min(limit, groups_bin(s, view, want));
+        int count = candidates_pick(s, view, [&](float x) { return bin_of(view, x) <= limit; }), id = -1;
+        u64 total = bounded ? 0 : run->total;
+        if (count > SAMPLE_THREADS) {
+            block_sort(s, count);
+            id = few_draw(s, view, p, count, total, scale, uniform);
+        } else if (count > 0) {
+            id = fewest_draw(s, view, p, count, total, scale, uniform);
+        }
         if (id >= 0) return id;
     }
     return many_draw(s, view, p, scale, uniform);

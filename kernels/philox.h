@@ -1,8 +1,8 @@
 /* philox.h: Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel random
  * numbers: as easy as 1, 2, 3", SC 2011). A pure function of counter and key: no state to keep, to share or to restore.
  */
-#ifndef QUIRE_KERNELS_CPU_PHILOX_H
-#define QUIRE_KERNELS_CPU_PHILOX_H
+#ifndef QUIRE_KERNELS_PHILOX_H
+#define QUIRE_KERNELS_PHILOX_H
 
 #include <stdint.h>
 
