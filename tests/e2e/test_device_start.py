@@ -136,8 +136,8 @@ class WithGpu(Start):
 
     def test_too_little_for_one_context(self):
         """The weights fit, one sequence of the length asked for does not."""
-        endless = {**SMALL, "max_position_embeddings": 1 << 30}
-        line = self.refused(endless, "--device", "cuda", "--max-model-len", str(1 << 28))
+        long = {**LARGE, "max_position_embeddings": 1 << 20}  # 128 KiB a token: 128 GiB
+        line = self.refused(long, "--device", "cuda", "--max-model-len", str(1 << 20))
         self.assertGreater(self.arithmetic(line)[3], 100000)
         self.assertIn("--max-model-len", line)
 
