@@ -33,7 +33,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     arena_init(&engine->arenas[0]);
     arena_init(&engine->arenas[1]);
     int rc = engine_build(engine, err);
-    if (!rc && options->text) rc = engine_set_text(engine, options->text, err);
+    if (!rc && options->text) rc = engine_take_text(engine, options->text, err);
     if (rc) goto fail;
     atomic_store(&engine->heartbeat_ns, clock_now_ns());
     if (pthread_create(&engine->thread, NULL, engine_thread, engine) != 0) {
@@ -61,15 +61,34 @@ void engine_close(struct engine *engine) {
     engine_free(engine);
 }
 
-/* The engine's thread reads it only for requests, and those come through the inbox, whose lock orders this write. */
-/* The engine thread sees it all: it reads these only for requests, which come later, through the inbox. Rows of the
- * model's table beyond the tokenizer's ids are padding: never drawn, never taken from a client. */
+/* Pushes a message that is answered, waits for the answer and frees it. */
+static int message_ask(struct engine *engine, struct message *message, struct err *err) {
+    message->err = err;
+    queue_push(&engine->inbox, &message->node);
+    pthread_mutex_lock(&engine->mutex);
+    while (!message->done) pthread_cond_wait(&engine->answered, &engine->mutex);
+    pthread_mutex_unlock(&engine->mutex);
+    int rc = message->result;
+    mem_free(message);
+    return rc;
+}
+
 int engine_set_text(struct engine *engine, const struct text *text, struct err *err) {
+    struct message *message = message_new(MESSAGE_TEXT);
+    message->text = text;
+    return message_ask(engine, message, err);
+}
+
+/* Rows of the model's table beyond the tokenizer's ids are padding: never drawn, never taken from a client. */
+int engine_take_text(struct engine *engine, const struct text *text, struct err *err) {
     int32_t vocab = text_info(text)->vocab;
+    int rc = 0;
     engine->options.text = text;
-    if (vocab >= engine->info.vocab) return 0;
-    engine->info.vocab = vocab;
-    return model_set_sample_vocab(engine->model, vocab, err);
+    if (vocab < engine->info.vocab) {
+        engine->info.vocab = vocab;
+        rc = model_set_sample_vocab(engine->model, vocab, err);
+    }
+    return rc ? rc : model_warm(engine->model, err);
 }
 
 const struct engine_info *engine_info(const struct engine *engine) {
@@ -136,15 +155,7 @@ void engine_reset_prefix_cache(struct engine *engine) {
 }
 
 int engine_audit(struct engine *engine, struct err *err) {
-    struct message *message = message_new(MESSAGE_AUDIT);
-    message->err = err;
-    queue_push(&engine->inbox, &message->node);
-    pthread_mutex_lock(&engine->mutex);
-    while (!message->done) pthread_cond_wait(&engine->answered, &engine->mutex);
-    pthread_mutex_unlock(&engine->mutex);
-    int rc = message->result;
-    mem_free(message);
-    return rc;
+    return message_ask(engine, message_new(MESSAGE_AUDIT), err);
 }
 
 /* ---- figures ------------------------------------------------------------------------------------------------------

@@ -73,8 +73,7 @@ static void submit_take(struct engine *engine, struct request *request, int64_t 
 /* ---- orders -------------------------------------------------------------------------------------------------------
  */
 
-static void audit_answer(struct engine *engine, struct message *message) {
-    int result = sched_audit(engine->sched, true, message->err);
+static void message_answer(struct engine *engine, struct message *message, int result) {
     pthread_mutex_lock(&engine->mutex);
     message->result = result;
     message->done = true;
@@ -109,8 +108,11 @@ static void message_handle(struct engine *engine, struct message *message, int64
         sched_reset_prefix_cache(engine->sched);
         break;
     case MESSAGE_AUDIT:
-        audit_answer(engine, message);
+        message_answer(engine, message, sched_audit(engine->sched, true, message->err));
         return; /* its sender frees it */
+    case MESSAGE_TEXT:
+        message_answer(engine, message, engine_take_text(engine, message->text, message->err));
+        return;
     case MESSAGE_CLOSE:
         engine->closing = true;
         drain_begin(engine, 1);
@@ -197,7 +199,11 @@ static void output_handle(struct engine *engine, const struct sched_output *out)
 static void outputs_take(struct engine *engine) {
     const struct sched_output *outputs;
     int32_t count = sched_outputs(engine->sched, &outputs);
-    for (int32_t i = 0; i < count; i++) output_handle(engine, &outputs[i]);
+    for (int32_t i = 0; i < count; i++) {
+        if (i + 4 < count) __builtin_prefetch(outputs[i + 4].seq->owner, 1);
+        if (i + 2 < count) __builtin_prefetch(((struct output *)outputs[i + 2].seq->owner)->admission);
+        output_handle(engine, &outputs[i]);
+    }
 }
 
 static void events_send(struct engine *engine) {

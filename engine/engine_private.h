@@ -13,19 +13,28 @@
 #include "engine/output.h"
 #include "engine/sched/sched.h"
 
-enum message_kind { MESSAGE_SUBMIT, MESSAGE_CANCEL, MESSAGE_DRAIN, MESSAGE_RESET_PREFIX, MESSAGE_AUDIT, MESSAGE_CLOSE };
+enum message_kind {
+    MESSAGE_SUBMIT,
+    MESSAGE_CANCEL,
+    MESSAGE_DRAIN,
+    MESSAGE_RESET_PREFIX,
+    MESSAGE_AUDIT,
+    MESSAGE_TEXT,
+    MESSAGE_CLOSE
+};
 
-/* One order to the engine thread. Submit and cancel messages are freed there; an audit's belongs to its waiting sender.
- */
+/* One order to the engine thread. Those that are answered (AUDIT, TEXT) belong to the waiting sender; the others are
+ * freed there. */
 struct message {
     struct queue_node node; /* first */
     enum message_kind kind;
     struct request *request; /* SUBMIT: owned */
     uint64_t request_id;
     int64_t deadline_ns;
-    struct err *err; /* AUDIT: the sender's */
+    const struct text *text; /* TEXT */
+    struct err *err;         /* answered: the sender's */
     int result;
-    bool done; /* AUDIT: under engine->mutex, signalled by engine->answered */
+    bool done; /* answered: under engine->mutex, signalled by engine->answered */
 };
 
 /* A step that was launched. */
@@ -46,7 +55,6 @@ struct engine {
     struct model *model;
     struct sched *sched; /* engine thread only, once it runs */
     pthread_t thread;
-    bool thread_started;
 
     struct queue inbox;        /* any thread → engine thread */
     atomic_int inbox_requests; /* submits on their way */
@@ -56,7 +64,7 @@ struct engine {
     atomic_int_fast64_t prompt_tokens_left, output_tokens_left; /* of requests in the engine, for Retry-After */
     atomic_int_fast64_t heartbeat_ns;
 
-    pthread_mutex_t mutex; /* guards `snapshot` and the answers of audits */
+    pthread_mutex_t mutex; /* guards `snapshot` and the answers to messages */
     pthread_cond_t answered;
     struct engine_stats snapshot;
 
@@ -72,6 +80,10 @@ struct engine {
     uint64_t launched;     /* steps, ever: which arena is next */
     int64_t done_ns;       /* clock time at which the last step was complete */
 };
+
+/* Takes the text and, on a device where that pays, runs each kind of step once, so that what loads on first use is
+ * loaded before the first request. Engine thread, or before that runs. */
+int engine_take_text(struct engine *engine, const struct text *text, struct err *err);
 
 /* The engine thread's body. */
 void *engine_thread(void *engine);

@@ -109,6 +109,11 @@ size_t model_weight_bytes(const struct model *model); /* as prepared */
 /* Sets sample_vocab when the tokenizer came after the model; before the first step only. */
 int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err);
 
+/* Runs prompts of a few lengths and a decode step on the dummy page, where steps are asynchronous: kernels and what
+ * their library needs are loaded by their first launch, which takes 0.1 s that the first request would wait. Before the
+ * first step; a no-op elsewhere. */
+int model_warm(struct model *model, struct err *err);
+
 /* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid
  * after model_wait. The batch and the arena's memory must live until then. */
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);
