@@ -38,21 +38,29 @@ void cuda_linear_close(struct backend *backend) {
 }
 
 /* ---- which kernel --------------------------------------------------------------------------------------------------
- * Measured on an H200 (tests/bench/SPEED.md): Hopper's kernel is ahead where the activation of gate and up goes with
- * the product; the library elsewhere, save few rows of small matrices. Quantised weights, odd strides and
- * batch-invariant results are the portable kernels' alone. */
+ * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
+ * Hopper's kernel is ahead where the activation of gate and up goes with the product, and for many rows of large
+ * matrices (2048 rows of 8B's layers: 36.0 ms, the library 39.0); the library for the rest, save few rows of small
+ * matrices. Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
 
 enum route { ROUTE_MMA, ROUTE_SM90, ROUTE_GEMM };
 
 /* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
-enum { FEW_ROWS = 32, SMALL_VALUES = 8 << 20 };
+enum { FEW_ROWS = 32, SMALL_VALUES = 8 << 20, MANY_ROWS = 2048, MANY_COLS = 4096 };
+
+static bool sm90_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
+    if (p->gated) return p->rows > FEW_ROWS;
+    return p->rows >= MANY_ROWS && p->cols >= MANY_COLS && linear_sm90_fill(sm90, p) >= 0.9;
+}
 
 static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {
-    const bool sm90 = cuda->linear->sm90.clusters > 0 && linear_sm90_takes(p);
+    const struct linear_sm90 *sm90 = &cuda->linear->sm90;
+    const bool takes = sm90->clusters > 0 && linear_sm90_takes(p);
     if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
-    if (p->gated || p->bias) return sm90 ? ROUTE_SM90 : ROUTE_MMA;
+    if (takes && sm90_ahead(sm90, p)) return ROUTE_SM90;
     if (p->rows <= FEW_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
-    return cuda->linear->gemm.handle && linear_gemm_takes(p) ? ROUTE_GEMM : sm90 ? ROUTE_SM90 : ROUTE_MMA;
+    if (cuda->linear->gemm.handle && linear_gemm_takes(p)) return ROUTE_GEMM;
+    return takes && p->rows > FEW_ROWS ? ROUTE_SM90 : ROUTE_MMA;
 }
 
 /* One segment of op_linear. */
@@ -91,7 +99,7 @@ static int product_run(struct backend *backend, const struct linear_product *p, 
         code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);
         return CUDA_TRY(backend, (cudaError_t)code, err);
     default:
-        code = linear_mma_launch(cuda->stream, p, cuda->batch_invariant);
+        code = linear_mma_launch(cuda->stream, p, cuda->batch_invariant, cuda->kernels == CUDA_KERNELS_SM90A);
         return CUDA_TRY(backend, (cudaError_t)code, err);
     }
 }
@@ -144,8 +152,7 @@ int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_a
     };
     struct linear_product both = p; /* the matrix as it lies, its activation after it */
     both.gated = false, both.y = args->gate_up, both.y_stride = w->base.rows;
-    if (route_of(backend->cuda, &p) != ROUTE_MMA || both.bias || route_of(backend->cuda, &both) != ROUTE_GEMM ||
-        p.rows <= FEW_ROWS)
+    if (args->bias || route_of(backend->cuda, &p) == ROUTE_SM90 || route_of(backend->cuda, &both) == ROUTE_MMA)
         return product_run(backend, &p, err);
     int rc = product_run(backend, &both, err);
     return rc ? rc

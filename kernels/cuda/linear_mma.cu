@@ -14,6 +14,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/linear_private.h"
 #include "kernels/cuda/quant.h"
 
@@ -98,8 +99,7 @@ template <class T> static __device__ void x_load_slow(unsigned char *to, const p
 }
 
 template <class T>
-static __device__ __forceinline__ void stage_load(unsigned char *shared, const product &p, int m, int token,
-                                                  int block) {
+static __device__ __forceinline__ void w_load(unsigned char *shared, const product &p, int m, int block) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     const int rows = p.out - m;
     tile_load<T::BM, T::UNIT, T::KB, T::THREADS, true>(to, p.w + m * p.w_bytes, p.w_bytes, rows,
@@ -111,6 +111,11 @@ static __device__ __forceinline__ void stage_load(unsigned char *shared, const p
         tile_load<T::BM, T::SCALE ? T::SCALE : 4, T::KB, T::THREADS, false>(
             to + T::W_BYTES + T::HIGH_BYTES, p.scales + m * p.scale_bytes, p.scale_bytes, rows,
             (int64_t)block * T::SCALE, p.scale_bytes);
+}
+
+template <class T>
+static __device__ __forceinline__ void x_load(unsigned char *shared, const product &p, int token, int block) {
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     constexpr int X_AT = T::W_BYTES + T::HIGH_BYTES + T::SCALE_BYTES;
     if (p.x_aligned)
         tile_load<T::BN, 64, T::KB, T::THREADS, true>(
@@ -282,17 +287,25 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS) mma_kern
     const int token = (int)blockIdx.x * T::BN, m = (int)blockIdx.y * T::BM;
     const int steps = (p.blocks + T::KB - 1) / T::KB;
     float sum[T::MT][T::NT][4] = {};
+    /* The first weights come while the kernel before still runs: only x is its result. */
+#pragma unroll
+    for (int s = 0; s < T::STAGES - 1; s++)
+        if (s < steps) w_load<T>(shared + s * T::STAGE_BYTES, p, m, s * T::KB);
+    grid_release();
+    grid_wait();
 #pragma unroll
     for (int s = 0; s < T::STAGES - 1; s++) {
-        if (s < steps) stage_load<T>(shared + s * T::STAGE_BYTES, p, m, token, s * T::KB);
+        if (s < steps) x_load<T>(shared + s * T::STAGE_BYTES, p, token, s * T::KB);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     int slot = 0, next = T::STAGES - 1;
     for (int step = 0; step < steps; step++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(T::STAGES - 2) : "memory");
         __syncthreads();
-        if (step + T::STAGES - 1 < steps)
-            stage_load<T>(shared + next * T::STAGE_BYTES, p, m, token, (step + T::STAGES - 1) * T::KB);
+        if (step + T::STAGES - 1 < steps) {
+            w_load<T>(shared + next * T::STAGE_BYTES, p, m, (step + T::STAGES - 1) * T::KB);
+            x_load<T>(shared + next * T::STAGE_BYTES, p, token, (step + T::STAGES - 1) * T::KB);
+        }
         asm volatile("cp.async.commit_group;" ::: "memory");
         const unsigned char *stage = shared + slot * T::STAGE_BYTES;
         const int left = p.blocks - step * T::KB;
@@ -339,10 +352,15 @@ template <class T> static cudaError_t tile_open() {
     return cudaFuncSetAttribute(mma_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SHARED);
 }
 
-template <class T> static cudaError_t tile_launch(cudaStream_t stream, const product &p) {
-    const dim3 grid((unsigned)((p.rows + T::BN - 1) / T::BN), (unsigned)((p.out + T::BM - 1) / T::BM));
-    mma_kernel<T><<<grid, T::THREADS, T::SHARED, stream>>>(p);
-    return cudaGetLastError();
+template <class T> static cudaError_t tile_launch(cudaStream_t stream, const product &p, bool early) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)((p.rows + T::BN - 1) / T::BN), (unsigned)((p.out + T::BM - 1) / T::BM));
+    config.blockDim = dim3(T::THREADS), config.dynamicSmemBytes = T::SHARED, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, mma_kernel<T>, p);
 }
 
 template <int K> static cudaError_t kind_open() {
@@ -355,13 +373,13 @@ template <int K> static cudaError_t kind_open() {
     return e;
 }
 
-template <int K> static cudaError_t kind_launch(cudaStream_t stream, const product &p, bool invariant) {
-    if (!invariant && p.rows <= 8) return tile_launch<few8<K>>(stream, p);
-    if (!invariant && p.rows <= 16) return tile_launch<few16<K>>(stream, p);
-    if (!invariant && p.rows <= 32) return tile_launch<few32<K>>(stream, p);
-    if (p.rows <= 8) return tile_launch<chain8<K>>(stream, p);
-    if (p.rows <= 64) return tile_launch<chain64<K>>(stream, p);
-    return tile_launch<chain128<K>>(stream, p);
+template <int K> static cudaError_t kind_launch(cudaStream_t stream, const product &p, bool invariant, bool early) {
+    if (!invariant && p.rows <= 8) return tile_launch<few8<K>>(stream, p, early);
+    if (!invariant && p.rows <= 16) return tile_launch<few16<K>>(stream, p, early);
+    if (!invariant && p.rows <= 32) return tile_launch<few32<K>>(stream, p, early);
+    if (p.rows <= 8) return tile_launch<chain8<K>>(stream, p, early);
+    if (p.rows <= 64) return tile_launch<chain64<K>>(stream, p, early);
+    return tile_launch<chain128<K>>(stream, p, early);
 }
 
 extern "C" int linear_mma_open(const struct cuda *cuda) {
@@ -374,7 +392,7 @@ extern "C" int linear_mma_open(const struct cuda *cuda) {
     return (int)e;
 }
 
-extern "C" int linear_mma_launch(cudaStream_t stream, const struct linear_product *args, bool invariant) {
+extern "C" int linear_mma_launch(cudaStream_t stream, const struct linear_product *args, bool invariant, bool early) {
     product p = {};
     p.w = static_cast<const unsigned char *>(args->w);
     if (args->dtype == DTYPE_BF16) {
@@ -394,16 +412,16 @@ extern "C" int linear_mma_launch(cudaStream_t stream, const struct linear_produc
     p.accumulate = args->accumulate, p.out_f32 = args->out_f32;
     switch (args->dtype) {
     case DTYPE_BF16:
-        return (int)kind_launch<BF16>(stream, p, invariant);
+        return (int)kind_launch<BF16>(stream, p, invariant, early);
     case DTYPE_Q4_0:
-        return (int)kind_launch<Q4_0>(stream, p, invariant);
+        return (int)kind_launch<Q4_0>(stream, p, invariant, early);
     case DTYPE_Q4_1:
-        return (int)kind_launch<Q4_1>(stream, p, invariant);
+        return (int)kind_launch<Q4_1>(stream, p, invariant, early);
     case DTYPE_Q5_0:
-        return (int)kind_launch<Q5_0>(stream, p, invariant);
+        return (int)kind_launch<Q5_0>(stream, p, invariant, early);
     case DTYPE_Q5_1:
-        return (int)kind_launch<Q5_1>(stream, p, invariant);
+        return (int)kind_launch<Q5_1>(stream, p, invariant, early);
     default:
-        return (int)kind_launch<Q8_0>(stream, p, invariant);
+        return (int)kind_launch<Q8_0>(stream, p, invariant, early);
     }
 }

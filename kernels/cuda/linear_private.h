@@ -27,7 +27,8 @@ struct linear_product {
 /* linear_mma.cu: any GPU from 8.0 on, any shape, any dtype. invariant: the sum over columns in one order for every
  * number of rows; else few rows are summed in several chains, which is faster. */
 int linear_mma_open(const struct cuda *cuda); /* raises limits of shared memory, once; a cudaError_t */
-int linear_mma_launch(cudaStream_t stream, const struct linear_product *p, bool invariant); /* a cudaError_t */
+/* early: may begin while the kernel before ends (sm_90 code alone waits for it inside). A cudaError_t. */
+int linear_mma_launch(cudaStream_t stream, const struct linear_product *p, bool invariant, bool early);
 
 /* linear_sm90.cu: wgmma fed by tensor copies; bf16 weights, x of whole 16-byte pieces. */
 #define LINEAR_SM90_ARRIVALS 1024 /* twice the tiles of a product whose columns are split: fewer than clusters */
@@ -39,9 +40,11 @@ struct linear_sm90 {
 int linear_sm90_open(struct linear_sm90 *sm90); /* a cudaError_t */
 void linear_sm90_close(struct linear_sm90 *sm90);
 bool linear_sm90_takes(const struct linear_product *p);
-/* scratch: CUDA_SCRATCH_BYTES */
+/* How evenly the tiles of a product without split columns fill the clusters: 0 .. 1. */
+double linear_sm90_fill(const struct linear_sm90 *sm90, const struct linear_product *p);
+/* scratch: CUDA_SCRATCH_BYTES. A cudaError_t. */
 int linear_sm90_launch(const struct linear_sm90 *sm90, cudaStream_t stream, void *scratch,
-                       const struct linear_product *p); /* a cudaError_t */
+                       const struct linear_product *p);
 
 /* linear_gemm.c: cuBLASLt; bf16 weights, everything in whole 16-byte pieces, no bias, not gated. */
 #define GEMM_CHOICES 256 /* shapes of a model times classes of rows: 5 times 14, with some of other strides */

@@ -18,6 +18,7 @@
     cudaGetDriverEntryPoint(name, out, flags, result)
 #endif
 
+#include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/linear_private.h"
 
 enum {
@@ -27,13 +28,24 @@ enum {
     THREADS = CONSUMERS + 128,
     GROUP_TOKENS = 8, /* tiles of tokens that are taken together, so that a wave is about square and L2 serves it */
     CHUNK = 64,       /* tokens on their way through shared memory to y at a time */
+    CHUNK_BYTES = CHUNK * 128,
+    SPLIT_MAX = 8, /* parts of a tile's columns */
 };
 
+/* Results leave through shared memory in chunks of CHUNK tokens, BUFFERS of them a warpgroup in turn. Stages: what
+ * fits; fewer than 128 KB of weights on their way to a multiprocessor leave memory idle (64 KB: 3.1 instead of 3.8
+ * TB/s). */
 template <int BN_, int STAGES_> struct form {
     static constexpr int BN = BN_, STAGES = STAGES_, NT = BN / 8;
+    static constexpr int BUFFERS = BN > CHUNK ? 2 : 1;
     static constexpr int W_BYTES = TILE_ROWS * 128, X_BYTES = BN * 128, STAGE_BYTES = W_BYTES + X_BYTES;
-    static constexpr int OUT_BYTES = 2 * CHUNK * 128; /* a chunk a warpgroup */
+    static constexpr int OUT_BYTES = 2 * BUFFERS * CHUNK_BYTES;
     static constexpr int SHARED = STAGES * STAGE_BYTES + OUT_BYTES + 1024 /* to a multiple of 1024 */ + 256;
+};
+
+/* A product cut into items: tiles of 256 rows and BN tokens, each in `split` parts of its steps of 64 columns. */
+struct work {
+    int steps, tiles_m, tiles_n, split, items;
 };
 
 struct product {
@@ -42,10 +54,13 @@ struct product {
     int64_t y_stride;
     float4 *partial;    /* [tiles][2][split][NT][CONSUMERS] */
     unsigned *arrivals; /* [tiles][2], zero between launches */
-    int rows, out, steps;
-    int tiles_m, tiles_n, split, items;
-    bool gated, gelu, accumulate, out_f32, pieces; /* pieces: y takes 16 bytes at a time */
-    bool stream;                                   /* weights are read once */
+    int rows, out;
+    work now;
+    int box; /* tokens that each block fetches for both: no more than there are, as what lies outside is slow to fetch
+              */
+    bool gated, gelu, accumulate, out_f32;
+    bool boxes;  /* y is written by tensor copies, in chunks of tokens; else value by value */
+    bool stream; /* weights are read once */
 };
 
 /* ---- the order of work ----------------------------------------------------------------------------------------------
@@ -55,7 +70,7 @@ struct item {
     int row, token, part, tile; /* of the cluster's first row */
 };
 
-static __device__ __forceinline__ item item_of(const product &p, int index, int bn) {
+static __device__ __forceinline__ item item_of(const work &p, int index, int bn) {
     item it;
     it.part = index % p.split;
     it.tile = index / p.split;
@@ -67,7 +82,7 @@ static __device__ __forceinline__ item item_of(const product &p, int index, int 
     return it;
 }
 
-static __device__ __forceinline__ int part_begin(const product &p, int part) {
+static __device__ __forceinline__ int part_begin(const work &p, int part) {
     return (int)((int64_t)p.steps * part / p.split);
 }
 
@@ -80,9 +95,9 @@ static __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 static __device__ __forceinline__ float activate(float v, bool gelu) {
-    if (!gelu) return v / (1.0f + __expf(-v));
+    if (!gelu) return __fdividef(v, 1.0f + __expf(-v)); /* 0 where the sum overflows */
     const float inner = 0.7978845608028654f * (v + 0.044715f * v * v * v);
-    return v / (1.0f + __expf(-2.0f * inner)); /* v / 2 * (1 + tanh(inner)) */
+    return __fdividef(v, 1.0f + __expf(-2.0f * inner)); /* v / 2 * (1 + tanh(inner)) */
 }
 
 static __device__ __forceinline__ void value_store(const product &p, int token, int row, float v) {
@@ -97,10 +112,74 @@ static __device__ __forceinline__ void value_store(const product &p, int token, 
     }
 }
 
-/* Sums of tokens [first, last) tiles of 8 to y. row: of the warpgroup's first; room: its chunk of shared memory. */
+/* What becomes of the two tokens of one row that a thread has, or of gate and up of one output. */
+static __device__ __forceinline__ void pair_store(const product &p, int token, int row, const float *s, float add_upper,
+                                                  float add_lower) {
+    if (p.gated) {
+        const int at = row / 16 * 8 + row % 16;
+        if (row >= p.out) return;
+        value_store(p, token, at, activate(s[0] + add_upper, p.gelu) * (s[2] + add_lower));
+        value_store(p, token + 1, at, activate(s[1] + add_upper, p.gelu) * (s[3] + add_lower));
+        return;
+    }
+    value_store(p, token, row, s[0] + add_upper), value_store(p, token + 1, row, s[1] + add_upper);
+    value_store(p, token, row + 8, s[2] + add_lower), value_store(p, token + 1, row + 8, s[3] + add_lower);
+}
+
+/* One chunk of tokens, tiles of 8 from FIRST on, as bf16 into shared memory: [token][64 rows, or 32 where gated], the
+ * swizzle of the tensor copy that takes it from there. */
+template <class F, int FIRST>
+static __device__ __forceinline__ void chunk_fill(const product &p, const float (&d)[F::NT * 4], uint32_t base,
+                                                  int warp, int lane, float add_upper, float add_lower) {
+    constexpr int COUNT = CHUNK / 8;
+#pragma unroll
+    for (int n = 0; n < COUNT; n += 2) {
+        const float *s = d + 4 * (FIRST + n);
+        const int first = n * 8 + lane % 8;
+        if (p.gated) {
+            const int to = first + (lane / 8 & 1) * 8;
+            sm90::store_transposed_2(base + to * 64 + (warp ^ (to >> 1 & 3)) * 16,
+                                     pack(activate(s[0] + add_upper, p.gelu) * (s[2] + add_lower),
+                                          activate(s[1] + add_upper, p.gelu) * (s[3] + add_lower)),
+                                     pack(activate(s[4] + add_upper, p.gelu) * (s[6] + add_lower),
+                                          activate(s[5] + add_upper, p.gelu) * (s[7] + add_lower)));
+        } else {
+            const int to = first + lane / 16 * 8, piece = 2 * warp + (lane / 8 & 1);
+            sm90::store_transposed_4(base + to * 128 + (piece ^ (to & 7)) * 16,
+                                     pack(s[0] + add_upper, s[1] + add_upper), pack(s[2] + add_lower, s[3] + add_lower),
+                                     pack(s[4] + add_upper, s[5] + add_upper),
+                                     pack(s[6] + add_lower, s[7] + add_lower));
+        }
+    }
+}
+
+/* Chunks from FIRST on that lie in [first, last). */
+template <class F, int FIRST>
+static __device__ __forceinline__ void
+chunks_store(const product &p, const CUtensorMap *map_y, const float (&d)[F::NT * 4], int row, int token, int first,
+             int last, uint32_t room, int group, int thread, float add_upper, float add_lower) {
+    if (FIRST >= first && FIRST < last) {
+        const uint32_t base = room + FIRST / (CHUNK / 8) % F::BUFFERS * CHUNK_BYTES;
+        if (thread == 0) sm90::copies_wait_read<F::BUFFERS - 1>(); /* what was in this place has left it */
+        sm90::named_sync<128>(1 + group);
+        chunk_fill<F, FIRST>(p, d, base, thread / 32, thread % 32, add_upper, add_lower);
+        sm90::fence_for_copies();
+        sm90::named_sync<128>(1 + group);
+        if (thread == 0) {
+            sm90::copy_box_out(map_y, base, p.gated ? row / 2 : row, token + FIRST * 8);
+            sm90::copies_commit();
+        }
+    }
+    if constexpr (FIRST + CHUNK / 8 < F::NT)
+        chunks_store<F, FIRST + CHUNK / 8>(p, map_y, d, row, token, first, last, room, group, thread, add_upper,
+                                           add_lower);
+}
+
+/* Sums of tokens [first, last) tiles of 8 to y. row: of the warpgroup's first; room: its two chunks. */
 template <class F>
-static __device__ __forceinline__ void results_store(const product &p, float (&d)[F::NT * 4], int row, int token,
-                                                     int first, int last, unsigned char *room, int group) {
+static __device__ __forceinline__ void results_store(const product &p, const CUtensorMap *map_y, float (&d)[F::NT * 4],
+                                                     int row, int token, int first, int last, uint32_t room,
+                                                     int group) {
     int thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread)); /* else addresses of all tiles are kept in registers from item to item */
     const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -113,101 +192,82 @@ static __device__ __forceinline__ void results_store(const product &p, float (&d
         else if (lower < p.out)
             add_lower = p.bias[lower];
     }
-    if (!p.pieces) {
-#pragma unroll
-        for (int n = 0; n < F::NT; n++) {
-            asm volatile("" ::: "memory"); /* one tile of 8 at a time: addresses of all would not fit in registers */
-            if (n < first || n >= last) continue;
-            const int at = token + n * 8 + 2 * t;
-            const float *s = d + 4 * n;
-            value_store(p, at, upper, s[0] + add_upper), value_store(p, at + 1, upper, s[1] + add_upper);
-            value_store(p, at, lower, s[2] + add_lower), value_store(p, at + 1, lower, s[3] + add_lower);
-        }
+    if (p.boxes) {
+        chunks_store<F, 0>(p, map_y, d, row, token, first, last, room, group, thread, add_upper, add_lower);
         return;
     }
-    const uint32_t base = sm90::shared_of(room);
-    const int width = p.gated ? 4 : 8; /* pieces of 16 bytes a token */
-    const int out_row = p.gated ? row / 2 : row, out_rows = p.gated ? p.out / 2 : p.out;
-    __nv_bfloat16 *y = static_cast<__nv_bfloat16 *>(p.y);
 #pragma unroll
-    for (int chunk = 0; chunk < F::NT; chunk += CHUNK / 8) {
-        const int end = chunk + CHUNK / 8 < F::NT ? chunk + CHUNK / 8 : F::NT;
-        if (end <= first || chunk >= last) continue;
-#pragma unroll
-        for (int n = chunk; n < end; n += 2) {
-            asm volatile("" ::: "memory");
-            if (n < first || n >= last) continue;
-            const float *s = d + 4 * n;
-            const int row_of = (n - chunk) * 8 + lane % 8; /* token in the chunk, of matrix 0 */
-            if (p.gated) {
-                const uint32_t a = pack(activate(s[0] + add_upper, p.gelu) * (s[2] + add_lower),
-                                        activate(s[1] + add_upper, p.gelu) * (s[3] + add_lower));
-                const uint32_t b = pack(activate(s[4] + add_upper, p.gelu) * (s[6] + add_lower),
-                                        activate(s[5] + add_upper, p.gelu) * (s[7] + add_lower));
-                const int to = row_of + (lane / 8 & 1) * 8;
-                sm90::store_transposed_2(base + to * 64 + (warp ^ (to >> 1 & 3)) * 16, a, b);
-            } else {
-                const int to = row_of + lane / 16 * 8, piece = 2 * warp + (lane / 8 & 1);
-                sm90::store_transposed_4(
-                    base + to * 128 + (piece ^ (to & 7)) * 16, pack(s[0] + add_upper, s[1] + add_upper),
-                    pack(s[2] + add_lower, s[3] + add_lower), pack(s[4] + add_upper, s[5] + add_upper),
-                    pack(s[6] + add_lower, s[7] + add_lower));
-            }
-        }
-        sm90::named_sync<128>(1 + group);
-        const int from = chunk > first ? 0 : (first - chunk) * 8, to = (end < last ? end : last) * 8 - chunk * 8;
-        for (int i = from * width + thread; i < to * width; i += 128) {
-            const int at = i / width, piece = i % width;
-            const int swizzled = p.gated ? piece ^ (at >> 1 & 3) : piece ^ (at & 7);
-            const uint4 v = *reinterpret_cast<const uint4 *>(room + at * width * 16 + swizzled * 16);
-            const int to_token = token + chunk * 8 + at, to_row = out_row + piece * 8;
-            if (to_token < p.rows && to_row < out_rows)
-                *reinterpret_cast<uint4 *>(y + (int64_t)to_token * p.y_stride + to_row) = v;
-        }
-        sm90::named_sync<128>(1 + group);
+    for (int n = 0; n < F::NT; n++) {
+        asm volatile("" ::: "memory"); /* one tile of 8 at a time: addresses of all would not fit in registers */
+        if (n >= first && n < last) pair_store(p, token + n * 8 + 2 * t, upper, d + 4 * n, add_upper, add_lower);
     }
 }
 
-/* The parts of a tile meet: each adds all parts, in order, for its own share of the tokens. */
+/* Adds the other parts of tiles [FIRST, FIRST + COUNT) to part PART's own, in order. */
+template <class F, int PART, int COUNT>
+static __device__ __forceinline__ void share_add(const product &p, float (&d)[F::NT * 4], const float4 *base) {
+    constexpr int FIRST = PART * COUNT, BATCH = COUNT < 8 ? COUNT : 8;
+    for (int k = 0; k < p.now.split; k++) {
+        if (k == PART) continue;
+#pragma unroll
+        for (int n = FIRST; n < FIRST + COUNT; n += BATCH) {
+            float4 v[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) v[i] = __ldcg(base + ((int64_t)k * F::NT + n + i) * CONSUMERS);
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                float *s = d + 4 * (n + i);
+                s[0] += v[i].x, s[1] += v[i].y, s[2] += v[i].z, s[3] += v[i].w;
+            }
+        }
+    }
+}
+
+template <class F, int SPLIT, int PART = 0>
+static __device__ __forceinline__ void share_find(const product &p, float (&d)[F::NT * 4], const float4 *base,
+                                                  int part) {
+    if constexpr (F::NT / SPLIT >= 1) {
+        if (part == PART) share_add<F, PART, F::NT / SPLIT>(p, d, base);
+        if constexpr (PART + 1 < SPLIT) share_find<F, SPLIT, PART + 1>(p, d, base, part);
+    }
+}
+
+/* The last one out leaves zero for the next launch. */
+static __device__ __forceinline__ void parts_leave(const product &p, unsigned *arrivals, int thread) {
+    if (thread == 0 && atomicAdd(arrivals, 1u) == 2 * (unsigned)p.now.split - 1) atomicExch(arrivals, 0u);
+}
+
+/* The parts of a tile meet: each adds all of them for its own share of the tokens. */
 template <class F>
 static __device__ __forceinline__ void parts_join(const product &p, float (&d)[F::NT * 4], int slot, int part,
-                                                  int first, int last) {
+                                                  int first, int last, int live) {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
-    float4 *base = p.partial + (int64_t)slot * p.split * F::NT * CONSUMERS + thread;
+    float4 *base = p.partial + (int64_t)slot * p.now.split * F::NT * CONSUMERS + thread;
     float4 *mine = base + (int64_t)part * F::NT * CONSUMERS;
 #pragma unroll
     for (int n = 0; n < F::NT; n++)
-        if (n < first || n >= last)
+        if ((n < first || n >= last) && n < live)
             __stcg(mine + n * CONSUMERS, make_float4(d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]));
-    __threadfence();
     sm90::named_sync<CONSUMERS>(3);
     unsigned *arrivals = p.arrivals + slot;
     if (thread == 0) {
+        __threadfence();
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
         const uint64_t begin_ns = sm90::clock_ns();
         unsigned seen;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrivals) : "memory");
             if (sm90::clock_ns() - begin_ns > 2000000000u) sm90::give_up(2);
-        } while (seen < (unsigned)p.split);
+        } while (seen < (unsigned)p.now.split);
     }
     sm90::named_sync<CONSUMERS>(3);
-#pragma unroll
-    for (int n = 0; n < F::NT; n++) {
-        asm volatile("" ::: "memory");
-        if (n < first || n >= last) continue;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (int k = 0; k < p.split; k++) {
-            float4 v = make_float4(d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]);
-            if (k != part) v = __ldcg(base + ((int64_t)k * F::NT + n) * CONSUMERS);
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-        }
-        d[4 * n] = sum.x, d[4 * n + 1] = sum.y, d[4 * n + 2] = sum.z, d[4 * n + 3] = sum.w;
-    }
-    /* The last one out leaves zero for the next launch. */
+    if (live <= first) return parts_leave(p, arrivals, thread);
+    if (p.now.split == 2) share_find<F, 2>(p, d, base, part);
+    if (p.now.split == 4) share_find<F, 4>(p, d, base, part);
+    if (p.now.split == 8) share_find<F, 8>(p, d, base, part);
     sm90::named_sync<CONSUMERS>(3);
-    if (thread == 0 && atomicAdd(arrivals, 1u) == 2 * (unsigned)p.split - 1) atomicExch(arrivals, 0u);
+    parts_leave(p, arrivals, thread);
 }
 
 /* ---- the kernel -----------------------------------------------------------------------------------------------------
@@ -216,7 +276,7 @@ static __device__ __forceinline__ void parts_join(const product &p, float (&d)[F
 template <class F>
 static __global__ void __launch_bounds__(THREADS, 1)
     sm90_kernel(const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_x,
-                const __grid_constant__ product p) {
+                const __grid_constant__ CUtensorMap map_y, const __grid_constant__ product p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char shared_raw[];
     unsigned char *stages = shared_raw + ((1024 - (sm90::shared_of(shared_raw) & 1023)) & 1023);
@@ -241,26 +301,42 @@ static __global__ void __launch_bounds__(THREADS, 1)
             sm90::map_prefetch(&map_w);
             sm90::map_prefetch(&map_x);
             const uint64_t last = sm90::policy_last(), w_policy = p.stream ? sm90::policy_first() : last;
-            for (int index = cluster; index < p.items; index += clusters) {
-                const item it = item_of(p, index, F::BN);
-                const int row = it.row + rank * TILE_ROWS, token = it.token + rank * (F::BN / 2);
-                for (int step = part_begin(p, it.part), end = part_begin(p, it.part + 1); step < end; step++) {
-                    const uint32_t stage = stage_at + slot * F::STAGE_BYTES;
+            const auto fetch_w = [&](const item &it, int step, int to) {
+                sm90::barrier_expect(full + 8 * to, F::W_BYTES + 2 * p.box * 128);
+                sm90::copy_box(stage_at + to * F::STAGE_BYTES, &map_w, full + 8 * to, step * TILE_COLS,
+                               it.row + rank * TILE_ROWS, w_policy);
+            };
+            const auto fetch_x = [&](const item &it, int step, int to) {
+                sm90::copy_box_both(stage_at + to * F::STAGE_BYTES + F::W_BYTES + rank * p.box * 128, &map_x,
+                                    full + 8 * to, step * TILE_COLS, it.token + rank * p.box, last);
+            };
+            /* The first ring of weights comes while the kernel before still runs: only x is its result. */
+            const item first = item_of(p.now, cluster, F::BN);
+            const int begin = part_begin(p.now, first.part), first_end = part_begin(p.now, first.part + 1);
+            const int early = first_end - begin < F::STAGES ? first_end - begin : F::STAGES;
+            for (int i = 0; i < early; i++) fetch_w(first, begin + i, i);
+            grid_wait();
+            for (int i = 0; i < early; i++) fetch_x(first, begin + i, i);
+            slot = early % F::STAGES, phase = early / F::STAGES;
+            for (int index = cluster; index < p.now.items; index += clusters) {
+                const item it = item_of(p.now, index, F::BN);
+                const int from = part_begin(p.now, it.part) + (index == cluster ? early : 0);
+                for (int step = from, end = part_begin(p.now, it.part + 1); step < end; step++) {
                     sm90::barrier_wait(empty + 8 * slot, phase ^ 1);
-                    sm90::barrier_expect(full + 8 * slot, F::STAGE_BYTES);
-                    sm90::copy_box(stage, &map_w, full + 8 * slot, step * TILE_COLS, row, w_policy);
-                    sm90::copy_box_both(stage + F::W_BYTES + rank * (F::X_BYTES / 2), &map_x, full + 8 * slot,
-                                        step * TILE_COLS, token, last);
+                    fetch_w(it, step, slot);
+                    fetch_x(it, step, slot);
                     if (++slot == F::STAGES) slot = 0, phase ^= 1;
                 }
             }
+            grid_release();
         }
     } else {
         sm90::registers_take<232>();
+        grid_wait();
         float d[F::NT * 4];
-        for (int index = cluster; index < p.items; index += clusters) {
-            const item it = item_of(p, index, F::BN);
-            const int begin = part_begin(p, it.part), end = part_begin(p, it.part + 1);
+        for (int index = cluster; index < p.now.items; index += clusters) {
+            const item it = item_of(p.now, index, F::BN);
+            const int begin = part_begin(p.now, it.part), end = part_begin(p.now, it.part + 1);
             for (int step = begin; step < end; step++) {
                 sm90::barrier_wait(full + 8 * slot, phase);
                 const uint32_t stage = stage_at + slot * F::STAGE_BYTES;
@@ -281,23 +357,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (threadIdx.x % 128 < 2)
                 sm90::barrier_arrive_at(empty + 8 * (slot ? slot - 1 : F::STAGES - 1), threadIdx.x % 128);
             int first = 0, last = F::NT;
-            if (p.split > 1) {
-                first = F::NT / p.split * it.part, last = first + F::NT / p.split;
-                parts_join<F>(p, d, it.tile * 2 + rank, it.part, first, last);
+            if (p.now.split > 1) {
+                first = F::NT / p.now.split * it.part, last = first + F::NT / p.now.split;
+                const int live = (p.rows - it.token + 7) / 8; /* tiles of 8 that have tokens */
+                parts_join<F>(p, d, it.tile * 2 + rank, it.part, first, last, live);
             }
-            results_store<F>(p, d, it.row + rank * TILE_ROWS + group * 64, it.token, first, last,
-                             room + group * CHUNK * 128, group);
+            results_store<F>(p, &map_y, d, it.row + rank * TILE_ROWS + group * 64, it.token, first, last,
+                             sm90::shared_of(room) + group * F::BUFFERS * CHUNK_BYTES, group);
         }
+        if (threadIdx.x % 128 == 0) sm90::copies_wait();
     }
     sm90::cluster_sync(); /* no block leaves while the other may still write to it */
 #endif
 }
 
 /* ---- the launcher ---------------------------------------------------------------------------------------------------
- * Stages: what fits beside 16 KB for results, at least 160 KB on their way to a multiprocessor. */
+ * Stages: what fits. */
 
-typedef form<16, 10> form16;
-typedef form<32, 9> form32;
 typedef form<64, 8> form64;
 typedef form<128, 6> form128;
 typedef form<256, 4> form256;
@@ -306,28 +382,30 @@ typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32
                                     const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* [rows, cols] bf16 in boxes of box_rows rows and 64 columns; what lies outside reads as zero. */
+/* [rows, cols] bf16 in boxes of box_rows rows and 64 columns (or 32); what lies outside reads as zero. */
 static int map_make(const struct linear_sm90 *s, CUtensorMap *map, const void *data, int64_t rows, int64_t cols,
-                    int64_t stride, int box_rows) {
+                    int64_t stride, int box_rows, int box_cols = TILE_COLS) {
     const cuuint64_t sizes[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * 2};
-    const cuuint32_t box[2] = {TILE_COLS, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     const CUresult code = reinterpret_cast<encode_function>(s->encode)(
         map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(data), sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, box_cols == TILE_COLS ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return code == CUDA_SUCCESS ? (int)cudaSuccess : (int)cudaErrorInvalidValue;
 }
 
-/* A launch in clusters of two blocks. */
+/* A launch in clusters of two blocks, that may begin while the kernel before ends. */
 struct pairs {
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute cluster[1] = {};
+    cudaLaunchAttribute attributes[2] = {};
     pairs(int clusters, size_t shared, cudaStream_t stream) {
         config.gridDim = dim3(2 * (unsigned)clusters), config.blockDim = dim3(THREADS);
         config.dynamicSmemBytes = shared, config.stream = stream;
-        cluster[0].id = cudaLaunchAttributeClusterDimension;
-        cluster[0].val.clusterDim.x = 2, cluster[0].val.clusterDim.y = 1, cluster[0].val.clusterDim.z = 1;
-        config.attrs = cluster, config.numAttrs = 1;
+        attributes[0].id = cudaLaunchAttributeClusterDimension;
+        attributes[0].val.clusterDim.x = 2, attributes[0].val.clusterDim.y = 1, attributes[0].val.clusterDim.z = 1;
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[1].val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = attributes, config.numAttrs = 2;
     }
 };
 
@@ -341,11 +419,27 @@ template <class F> static cudaError_t form_open(struct linear_sm90 *s) {
     return e;
 }
 
+struct maps {
+    CUtensorMap w, x, y;
+};
+
 template <class F>
-static cudaError_t form_launch(const struct linear_sm90 *s, cudaStream_t stream, const CUtensorMap &w,
-                               const CUtensorMap &x, const product &p) {
-    pairs launch(p.items < s->clusters ? p.items : s->clusters, F::SHARED, stream);
-    return cudaLaunchKernelEx(&launch.config, sm90_kernel<F>, w, x, p);
+static cudaError_t form_launch(const struct linear_sm90 *s, cudaStream_t stream, const maps &m, const product &p) {
+    pairs launch(p.now.items < s->clusters ? p.now.items : s->clusters, F::SHARED, stream);
+    return cudaLaunchKernelEx(&launch.config, sm90_kernel<F>, m.w, m.x, m.y, p);
+}
+
+/* Each part of a tile must have a cluster of its own at once, a share of the tokens (a tile of 8) and some steps. */
+static work work_of(const struct linear_sm90 *s, int rows, int out, int cols, int bn) {
+    work w;
+    w.steps = (cols + TILE_COLS - 1) / TILE_COLS;
+    w.tiles_m = (out + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), w.tiles_n = (rows + bn - 1) / bn;
+    const int tiles = w.tiles_m * w.tiles_n;
+    for (w.split = 1; 2 * w.split <= SPLIT_MAX && 2 * w.split * tiles <= s->clusters && 2 * w.split * 8 <= bn &&
+                      w.steps >= 8 * w.split;)
+        w.split *= 2;
+    w.items = tiles * w.split;
+    return w;
 }
 
 extern "C" int linear_sm90_open(struct linear_sm90 *s) {
@@ -353,8 +447,6 @@ extern "C" int linear_sm90_open(struct linear_sm90 *s) {
     cudaError_t e =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &s->encode, 12000, cudaEnableDefault, &found);
     if (!e && (found != cudaDriverEntryPointSuccess || !s->encode)) e = cudaErrorNotSupported;
-    if (!e) e = form_open<form16>(s);
-    if (!e) e = form_open<form32>(s);
     if (!e) e = form_open<form64>(s);
     if (!e) e = form_open<form128>(s);
     if (!e) e = form_open<form256>(s);
@@ -373,40 +465,38 @@ extern "C" bool linear_sm90_takes(const struct linear_product *p) {
     return p->dtype == DTYPE_BF16 && p->x_stride % 8 == 0 && (uintptr_t)p->x % 16 == 0 && !(p->gated && p->accumulate);
 }
 
+extern "C" double linear_sm90_fill(const struct linear_sm90 *s, const struct linear_product *p) {
+    const work w = work_of(s, p->rows, p->out, p->cols, form256::BN);
+    const int rounds = (w.items + s->clusters - 1) / s->clusters;
+    return (double)w.items / rounds / s->clusters;
+}
+
 extern "C" int linear_sm90_launch(const struct linear_sm90 *s, cudaStream_t stream, void *scratch,
                                   const struct linear_product *args) {
-    const int rows = args->rows;
-    const int bn = rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
+    const int rows = args->rows, bn = rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
     product p = {};
     p.y = args->y, p.bias = args->bias, p.y_stride = args->y_stride;
     p.partial = static_cast<float4 *>(scratch), p.arrivals = s->arrivals;
-    p.rows = rows, p.out = args->out, p.steps = (args->cols + TILE_COLS - 1) / TILE_COLS;
-    p.tiles_m = (args->out + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), p.tiles_n = (rows + bn - 1) / bn;
-    const int tiles = p.tiles_m * p.tiles_n;
-    /* Each part of a tile must have a cluster of its own at once, a share of the tokens (two tiles of 8) and some
-     * steps. */
-    p.split = 1;
-    while (2 * p.split * tiles <= s->clusters && 4 * p.split * 8 <= bn && p.steps >= 8 * p.split) p.split *= 2;
-    p.items = tiles * p.split;
+    p.rows = rows, p.out = args->out, p.now = work_of(s, rows, args->out, args->cols, bn);
     p.gated = args->gated, p.gelu = args->activation == ACTIVATION_GELU_TANH;
     p.accumulate = args->accumulate, p.out_f32 = args->out_f32;
-    p.pieces = !args->out_f32 && !args->accumulate && args->y_stride % 8 == 0 && (uintptr_t)args->y % 16 == 0 &&
-               args->out % (args->gated ? 16 : 8) == 0;
-    p.stream = p.tiles_n == 1;
-    CUtensorMap w, x;
-    int e = map_make(s, &w, args->w, args->out, args->cols, args->pitch, TILE_ROWS);
-    if (!e) e = map_make(s, &x, args->x, rows, args->cols, args->x_stride, bn / 2);
+    p.boxes = !args->out_f32 && !args->accumulate && args->y_stride % 8 == 0 && (uintptr_t)args->y % 16 == 0 &&
+              bn / p.now.split % CHUNK == 0;
+    p.stream = p.now.tiles_n == 1;
+    p.box = bn / 2;
+    maps m = {};
+    int e = map_make(s, &m.w, args->w, args->out, args->cols, args->pitch, TILE_ROWS);
+    if (!e) e = map_make(s, &m.x, args->x, rows, args->cols, args->x_stride, p.box);
+    if (!e && p.boxes)
+        e = map_make(s, &m.y, args->y, rows, args->gated ? args->out / 2 : args->out, args->y_stride, CHUNK,
+                     args->gated ? 32 : 64);
     if (e) return e;
     switch (bn) {
-    case 16:
-        return (int)form_launch<form16>(s, stream, w, x, p);
-    case 32:
-        return (int)form_launch<form32>(s, stream, w, x, p);
     case 64:
-        return (int)form_launch<form64>(s, stream, w, x, p);
+        return (int)form_launch<form64>(s, stream, m, p);
     case 128:
-        return (int)form_launch<form128>(s, stream, w, x, p);
+        return (int)form_launch<form128>(s, stream, m, p);
     default:
-        return (int)form_launch<form256>(s, stream, w, x, p);
+        return (int)form_launch<form256>(s, stream, m, p);
     }
 }

@@ -114,6 +114,31 @@ static __device__ __forceinline__ void copy_box_both(uint32_t to, const CUtensor
                  : "memory");
 }
 
+/* From shared memory to global; by one thread, which waits for its own. */
+static __device__ __forceinline__ void copy_box_out(const CUtensorMap *map, uint32_t from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(column), "r"(row)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copies_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until all but the last PENDING groups have read their shared memory. */
+template <int PENDING> static __device__ __forceinline__ void copies_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Ordinary stores to shared memory become visible to tensor copies. */
+static __device__ __forceinline__ void fence_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /* ---- warpgroup products --------------------------------------------------------------------------------------------
  */
 
@@ -169,8 +194,6 @@ template <int N> struct wgmma;
                  "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
                  "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-SM90_WGMMA(16, 8, SM90_LIST_8, 8, 9, 10)
-SM90_WGMMA(32, 16, SM90_LIST_16, 16, 17, 18)
 SM90_WGMMA(64, 32, SM90_LIST_32, 32, 33, 34)
 SM90_WGMMA(128, 64, SM90_LIST_64, 64, 65, 66)
 SM90_WGMMA(256, 128, SM90_LIST_128, 128, 129, 130)

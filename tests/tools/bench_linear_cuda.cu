@@ -1,10 +1,11 @@
 /* Speed and results of the CUDA products of bf16 weights, kernel by kernel, on the shapes of known models.
  *
- *   bench_linear_cuda [check]
+ *   bench_linear_cuda [check | layers]
  *
  * check: results of every kernel on many shapes against a plain kernel in double precision, the first difference
  * printed. Otherwise a table: microseconds (median of 5 runs of several calls back to back, other weights each call),
- * TB/s of weights, TFLOP/s. */
+ * TB/s of weights, TFLOP/s. layers: the products of all layers of Llama-3.1-8B in a graph, a small kernel between them
+ * as in a model, by the library, by Hopper's kernel, and by the library with gate and up fused. */
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/linear_private.h"
 
 #define TRY(call)                                                                                                      \
@@ -56,7 +58,7 @@ static const char *const names[KERNEL_COUNT] = {"sm90", "mma", "chain"};
 
 static int launch(int kernel, const linear_product *p) {
     if (kernel == KERNEL_SM90) return linear_sm90_launch(&sm90, stream, scratch, p);
-    return linear_mma_launch(stream, p, kernel == KERNEL_CHAIN);
+    return linear_mma_launch(stream, p, kernel == KERNEL_CHAIN, true);
 }
 
 static bool check(int kernel, int out, int cols, int rows, bool gated, bool out_f32, bool bias_on, bool accumulate) {
@@ -140,6 +142,130 @@ static int check_all() {
     return bad != 0;
 }
 
+/* ---- all layers
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+static __global__ void small_kernel(__nv_bfloat16 *x, int64_t count) { /* what a norm does to memory */
+    grid_wait();
+    grid_release();
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+        x[i] = __float2bfloat16(fminf(fmaxf(__bfloat162float(x[i]), -2.0f), 2.0f));
+}
+
+static void small_launch(__nv_bfloat16 *x, int64_t count, int rows) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)rows), config.blockDim = dim3(256), config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = 1;
+    TRY(cudaLaunchKernelEx(&config, small_kernel, x, count));
+}
+
+enum { LAYERS_MAX = 32 };
+static struct linear_gemm gemm;
+static __nv_bfloat16 *layer_w[LAYERS_MAX][4], *h, *wide, *ffn, *both;
+struct model {
+    const char *name;
+    int layers, hidden, qkv, ffn;
+};
+static const model models[] = {{"8b", 32, 4096, 6144, 14336}, {"1b", 16, 2048, 3072, 8192}};
+
+/* way 0: the library; 1: Hopper's kernel; 2: the library, gate and up by Hopper's kernel. */
+
+static void layer_product(int way, const __nv_bfloat16 *w, int out, int cols, const __nv_bfloat16 *x, int64_t x_stride,
+                          __nv_bfloat16 *y, int rows, bool gated) {
+    linear_product p = {};
+    p.x = x, p.w = w, p.y = y, p.x_stride = x_stride, p.pitch = cols, p.rows = rows, p.out = out, p.cols = cols;
+    p.dtype = DTYPE_BF16, p.gated = gated, p.y_stride = gated ? out / 2 : out;
+    if (way == 1 || (way == 2 && gated)) {
+        TRY(linear_sm90_launch(&sm90, stream, scratch, &p));
+        return;
+    }
+    p.gated = false, p.y_stride = out, p.y = gated ? both : y;
+    TRY(linear_gemm_launch(&gemm, stream, scratch, &p));
+    if (gated) small_launch(both, (int64_t)rows * out, rows < 132 ? 132 : rows); /* the activation's pass, about */
+}
+
+static void layers_run(const model &m, int way, int rows) {
+    const int out[4] = {m.qkv, m.hidden, 2 * m.ffn, m.hidden}, cols[4] = {m.hidden, m.hidden, m.hidden, m.ffn};
+    const __nv_bfloat16 *x[4] = {h, wide, h, ffn};
+    __nv_bfloat16 *y[4] = {wide, h, ffn, h};
+    const int x_stride[4] = {m.hidden, m.qkv, m.hidden, m.ffn};
+    for (int l = 0; l < m.layers; l++)
+        for (int i = 0; i < 4; i++) {
+            if (i < 3) small_launch(i == 1 ? wide : h, (int64_t)rows * (i == 1 ? m.qkv : m.hidden), rows);
+            layer_product(way, layer_w[l][i], out[i], cols[i], x[i], x_stride[i], y[i], rows, i == 2);
+        }
+}
+
+static float graph_ms(const model &m, int way, int rows) {
+    cudaEvent_t begin, end;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    TRY(cudaEventCreate(&begin));
+    TRY(cudaEventCreate(&end));
+    fill<<<1024, 256, 0, stream>>>(h, (size_t)rows * (size_t)m.hidden, 7, 1.0f);
+    TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    layers_run(m, way, rows);
+    TRY(cudaStreamEndCapture(stream, &graph));
+    TRY(cudaGraphInstantiate(&exec, graph, 0));
+    std::vector<float> ms;
+    for (int repeat = 0; repeat < 6; repeat++) {
+        float t;
+        TRY(cudaEventRecord(begin, stream));
+        TRY(cudaGraphLaunch(exec, stream));
+        TRY(cudaEventRecord(end, stream));
+        TRY(cudaEventSynchronize(end));
+        TRY(cudaEventElapsedTime(&t, begin, end));
+        if (repeat) ms.push_back(t);
+    }
+    std::sort(ms.begin(), ms.end());
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return ms[2];
+}
+
+static int layers_all() {
+    struct cuda device = {};
+    device.capability = 90, device.sms = 132;
+    TRY(cublaslt_load(NULL));
+    TRY(linear_gemm_open(&gemm, &device));
+    const int rows_all[] = {1, 8, 32, 64, 128, 192, 256, 512, 1024, 2048}, rows_max = 2048;
+    TRY(cudaMalloc(&h, (size_t)rows_max * 4096 * 2));
+    TRY(cudaMalloc(&wide, (size_t)rows_max * 6144 * 2));
+    TRY(cudaMalloc(&ffn, (size_t)rows_max * 14336 * 2));
+    TRY(cudaMalloc(&both, (size_t)rows_max * 28672 * 2));
+    for (const model &m : models) {
+        const size_t sizes[4] = {(size_t)m.qkv * (size_t)m.hidden, (size_t)m.hidden * (size_t)m.hidden,
+                                 (size_t)m.ffn * 2 * (size_t)m.hidden, (size_t)m.ffn * (size_t)m.hidden};
+        double bytes = 0;
+        for (int l = 0; l < m.layers; l++)
+            for (int i = 0; i < 4; i++) {
+                TRY(cudaMalloc(&layer_w[l][i], sizes[i] * 2));
+                fill<<<1024, 256, 0, stream>>>(layer_w[l][i], sizes[i], (unsigned)(l * 4 + i), 0.02f);
+                bytes += 2.0 * (double)sizes[i];
+            }
+        for (int rows : rows_all) {
+            printf("layers %s rows %5d:", m.name, rows);
+            static const char *const ways[] = {"lib", "sm90", "mixed"};
+            for (int way = 0; way < 3; way++) {
+                const float ms = graph_ms(m, way, rows);
+                printf("  %s %7.3f ms %5.2f TB/s %4.0f TFLOP/s", ways[way], ms, bytes / ms / 1e9,
+                       bytes * rows / ms / 1e9);
+            }
+            printf("\n");
+            fflush(stdout);
+        }
+        for (int l = 0; l < m.layers; l++)
+            for (int i = 0; i < 4; i++) cudaFree(layer_w[l][i]);
+    }
+    return 0;
+}
+
 struct shape {
     const char *name;
     int out, cols;
@@ -160,6 +286,7 @@ int main(int argc, char **argv) {
     TRY(linear_mma_open(&no_device));
     TRY(cudaMalloc(&scratch, CUDA_SCRATCH_BYTES));
     printf("%d clusters at once\n", sm90.clusters);
+    if (argc > 1 && strcmp(argv[1], "layers") == 0) return layers_all();
     if (argc > 1) return check_all();
     __nv_bfloat16 *w[COPIES], *x;
     void *y;
@@ -174,8 +301,8 @@ int main(int argc, char **argv) {
     cudaEvent_t begin, end;
     TRY(cudaEventCreate(&begin));
     TRY(cudaEventCreate(&end));
-    const int rows_all[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
-    for (int kernel = 0; kernel < 2; kernel++)
+    const int rows_all[] = {1, 8, 64, 128, 256, 512, 1024, 2048, 4096};
+    for (int kernel = 0; kernel < 1; kernel++)
         for (const shape &s : shapes)
             for (int rows : rows_all) {
                 if ((s.head && rows > 256) || (kernel && rows != 1 && rows != 8 && rows != 64 && rows != 2048))
