@@ -355,6 +355,17 @@ static void idle_audit(struct engine *engine) {
     if (sched_audit(engine->sched, true, &err)) CHECK_MSG(false, "%s", err.text);
 }
 
+/* Nothing to do: one kind of step more is recorded, so that traffic finds it. Not before the text is there, which may
+ * change the sampler's tables. Returns whether that is all. */
+static bool idle_record(struct engine *engine) {
+    struct err err = {0};
+    int rc;
+    if (engine->recorded || !engine->options.text) return true;
+    engine->recorded = !model_record_next(engine->model, &rc, &err);
+    if (rc) engine_die(engine, &err);
+    return engine->recorded || rc;
+}
+
 void *engine_thread(void *arg) {
     struct engine *engine = arg;
     struct err err = {0};
@@ -362,7 +373,7 @@ void *engine_thread(void *arg) {
     while (!engine->stats.dead) {
         bool idle = sched_idle(engine->sched);
         if (idle) idle_audit(engine);
-        inbox_take(engine, idle);
+        inbox_take(engine, idle && idle_record(engine));
         if (steps_run(engine, &err)) engine_die(engine, &err);
         events_send(engine);
         snapshot_publish(engine);
