@@ -17,7 +17,10 @@
 #include "engine/engine_private.h"
 
 #define HEARTBEAT_NS (100 * NS_PER_MS)
-#define RATE_DECAY   0.1 /* weight of the newest step in the measured rates */
+/* A pause after which the next request is not likely to come within the 10 ms that recording a step takes. */
+#define RECORD_IDLE_NS (300 * NS_PER_MS)
+
+#define RATE_DECAY 0.1 /* weight of the newest step in the measured rates */
 
 #define EVENTS_KEEP_BYTES ((size_t)4 * 1024 * 1024) /* a larger buffer of events is given back */
 
@@ -355,14 +358,30 @@ static void idle_audit(struct engine *engine) {
     if (sched_audit(engine->sched, true, &err)) CHECK_MSG(false, "%s", err.text);
 }
 
+/* Nothing to do: one kind of step more is recorded, so that traffic finds it. Not before the text is there, which may
+ * change the sampler's tables. Returns whether that is all. */
+static bool idle_record(struct engine *engine) {
+    struct err err = {0};
+    int rc;
+    if (engine->recorded || !engine->options.text || clock_now_ns() < engine->idle_since_ns + RECORD_IDLE_NS)
+        return true;
+    engine->recorded = !model_record_next(engine->model, &rc, &err);
+    if (rc) engine_die(engine, &err);
+    return engine->recorded || rc;
+}
+
 void *engine_thread(void *arg) {
     struct engine *engine = arg;
     struct err err = {0};
     snapshot_publish(engine);
+    engine->idle_since_ns = clock_now_ns();
     while (!engine->stats.dead) {
         bool idle = sched_idle(engine->sched);
-        if (idle) idle_audit(engine);
-        inbox_take(engine, idle);
+        if (idle)
+            idle_audit(engine);
+        else
+            engine->idle_since_ns = clock_now_ns();
+        inbox_take(engine, idle && idle_record(engine));
         if (steps_run(engine, &err)) engine_die(engine, &err);
         events_send(engine);
         snapshot_publish(engine);

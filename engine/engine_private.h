@@ -75,6 +75,8 @@ struct engine {
     struct engine_stats stats;
     int64_t drain_deadline_ns; /* 0: not draining */
     bool closing, audited_idle;
+    bool recorded;         /* no kind of step is left that could be recorded while idle */
+    int64_t idle_since_ns; /* clock time at which there last was work */
     bool ahead;            /* a step is launched before the one before it is waited for; immutable after open */
     struct step in_flight; /* launched and not waited for; only where `ahead` */
     uint64_t launched;     /* steps, ever: which arena is next */

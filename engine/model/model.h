@@ -114,6 +114,10 @@ int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err);
  * first step; a no-op elsewhere. */
 int model_warm(struct model *model, struct err *err);
 
+/* Records one more kind of decode step, if there is one that traffic is likely to bring and has not brought yet.
+ * Between steps, when nothing waits: it runs the step once on the dummy page. False: none is left. */
+bool model_record_next(struct model *model, int *rc, struct err *err);
+
 /* Issues one step: slot resets, page-table deltas, page copies, forward, sample. `results` [batch->rows] become valid
  * after model_wait. The batch and the arena's memory must live until then. */
 int model_launch(struct model *model, const struct batch *batch, struct arena *arena, struct err *err);

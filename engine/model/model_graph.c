@@ -1,6 +1,6 @@
-/* Decode steps as recorded graphs, one for each number of padded rows that occurred. The first step of a number runs op
- * by op and is recorded behind that, while the device computes it: nothing waits for the recording, and ready does not
- * either. */
+/* Decode steps as recorded graphs, one for each number of padded rows. The first step of a number runs op by op and is
+ * recorded behind that, while the device computes it: nothing waits for the recording, and ready does not either. The
+ * engine has the usual numbers recorded while it has nothing else to do (model_record_next). */
 #include "engine/base/clock.h"
 #include "engine/model/model_private.h"
 
@@ -22,6 +22,10 @@ static struct decode_graph *graph_find(struct model *model, int32_t rows, bool s
     for (int32_t i = 0; i < model->graph_count; i++)
         if (model->graphs[i].rows == rows && model->graphs[i].stacked == stacked) return &model->graphs[i];
     return NULL;
+}
+
+bool graph_is_recorded(struct model *model, int32_t rows) {
+    return graph_find(model, rows, model_stack_serves(model, rows)) != NULL;
 }
 
 static int graph_record(struct model *model, const struct inputs *in, struct err *err) {

@@ -89,6 +89,7 @@ struct model {
     bool graphs_on, stack_on;
     struct decode_graph graphs[MODEL_GRAPHS_MAX];
     int32_t graph_count;
+    int32_t rows_recorded; /* model_record_next has been here */
     struct decode_stack *stack; /* NULL: layers go op by op */
     struct model_stats stats;
 };
@@ -160,6 +161,7 @@ int model_forward(struct model *model, const struct inputs *in, struct err *err)
 /* model_graph.c: rows that a decode step of so many is padded to; and the step itself, replayed or recorded. */
 int32_t decode_rows(int32_t rows, int32_t most);
 int model_decode(struct model *model, const struct inputs *in, struct err *err);
+bool graph_is_recorded(struct model *model, int32_t rows);
 void graphs_free(struct model *model);
 
 #endif

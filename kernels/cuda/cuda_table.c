@@ -54,4 +54,8 @@ const struct device_table cuda_table = {
     .sample_pack_bytes = cuda_sample_pack_bytes,
     .sample_pack = cuda_sample_pack,
     .sample = cuda_op_sample,
+    .stack_bytes = cuda_stack_bytes,
+    .stack_open = cuda_stack_open,
+    .stack_close = cuda_stack_close,
+    .decode_stack = cuda_op_decode_stack,
 };

@@ -23,8 +23,8 @@ int cuda_linear_open(struct backend *backend, struct err *err) {
     cuda->linear = linear;
     int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
     if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
-        rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90), err);
-    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) rc = CUDA_TRY(backend, (cudaError_t)linear_rows_open(), err);
+        rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90, cuda->sms), err);
+    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) rc = CUDA_TRY(backend, (cudaError_t)linear_few_open(), err);
     if (!rc) library_open(cuda);
     return rc;
 }
@@ -40,30 +40,31 @@ void cuda_linear_close(struct backend *backend) {
 
 /* ---- which kernel --------------------------------------------------------------------------------------------------
  * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
- * up to 16 rows the kernel that streams rows is ahead; Hopper's where the activation of gate and up goes with the
- * product, and for many rows of large matrices (2048 rows of 8B's layers: 36.0 ms, the library 39.0); the library for
- * the rest, save few rows of small matrices. Quantised weights, odd strides and batch-invariant results are the
- * portable kernels' alone. */
+ * up to 8 rows the kernel of warps' own rings is ahead (8B at 1 row: 4.0 ms, the library 4.2; 1B: 0.68 and 0.92).
+ * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and for many rows of
+ * large matrices (8B at 2048 rows: 36.4 ms, the library 39.1); the library for the rest, save few rows of small
+ * matrices. Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
 
-enum route { ROUTE_MMA, ROUTE_ROWS, ROUTE_SM90, ROUTE_GEMM };
+enum route { ROUTE_MMA, ROUTE_FEW, ROUTE_SM90, ROUTE_GEMM };
 
-/* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
-enum { FEW_ROWS = 32, SMALL_VALUES = 8 << 20, MANY_ROWS = 2048, MANY_COLS = 4096 };
+/* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. A head of a
+ * large vocabulary is one long stream: the library takes 246 us, the rings 257. */
+enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20, MANY_ROWS = 2048, MANY_COLS = 4096, HEAD_OUT = 65536 };
 
-static bool sm90_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
-    if (p->gated) return p->rows > FEW_ROWS;
+static bool tiles_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
+    if (p->gated || p->bias) return true;
     return p->rows >= MANY_ROWS && p->cols >= MANY_COLS && linear_sm90_fill(sm90, p) >= 0.9;
 }
 
 static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {
     const struct linear_sm90 *sm90 = &cuda->linear->sm90;
-    const bool takes = sm90->clusters > 0 && linear_sm90_takes(p);
+    const bool library = cuda->linear->gemm.handle && linear_gemm_takes(p);
+    const bool tiles = sm90->clusters > 0 && linear_sm90_takes(p);
     if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
-    if (cuda->kernels == CUDA_KERNELS_SM90A && linear_rows_takes(p)) return ROUTE_ROWS;
-    if (takes && sm90_ahead(sm90, p)) return ROUTE_SM90;
-    if (p->rows <= FEW_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
-    if (cuda->linear->gemm.handle && linear_gemm_takes(p)) return ROUTE_GEMM;
-    return takes && p->rows > FEW_ROWS ? ROUTE_SM90 : ROUTE_MMA;
+    if (sm90->clusters > 0 && linear_few_takes(p) && !(library && p->out >= HEAD_OUT)) return ROUTE_FEW;
+    if (tiles && tiles_ahead(sm90, p)) return ROUTE_SM90;
+    if (p->rows <= SOME_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
+    return library ? ROUTE_GEMM : tiles ? ROUTE_SM90 : ROUTE_MMA;
 }
 
 /* One segment of op_linear. */
@@ -98,8 +99,9 @@ static int product_run(struct backend *backend, const struct linear_product *p, 
             return err_set(err, ERR_FATAL, "cuBLASLt: status %d for %d rows of a [%d, %d] matrix", code, p->rows,
                            p->out, p->cols);
         return CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
-    case ROUTE_ROWS:
-        return CUDA_TRY(backend, (cudaError_t)linear_rows_launch(cuda->stream, cuda->sms, p), err);
+    case ROUTE_FEW:
+        code = linear_few_launch(&linear->sm90, cuda->stream, p);
+        return CUDA_TRY(backend, (cudaError_t)code, err);
     case ROUTE_SM90:
         code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);
         return CUDA_TRY(backend, (cudaError_t)code, err);
@@ -157,7 +159,7 @@ int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_a
     };
     struct linear_product both = p; /* the matrix as it lies, its activation after it */
     both.gated = false, both.y = args->gate_up, both.y_stride = w->base.rows;
-    if (args->bias || route_of(backend->cuda, &p) == ROUTE_SM90 || route_of(backend->cuda, &both) == ROUTE_MMA)
+    if (args->bias || route_of(backend->cuda, &p) != ROUTE_MMA || route_of(backend->cuda, &both) != ROUTE_GEMM)
         return product_run(backend, &p, err);
     int rc = product_run(backend, &both, err);
     return rc ? rc

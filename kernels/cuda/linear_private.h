@@ -36,8 +36,9 @@ struct linear_sm90 {
     void *encode;       /* cuTensorMapEncodeTiled */
     unsigned *arrivals; /* device [LINEAR_SM90_ARRIVALS], zero between launches */
     int clusters;       /* of two blocks, that run at once */
+    int sms;
 };
-int linear_sm90_open(struct linear_sm90 *sm90); /* a cudaError_t */
+int linear_sm90_open(struct linear_sm90 *sm90, int sms); /* a cudaError_t */
 void linear_sm90_close(struct linear_sm90 *sm90);
 bool linear_sm90_takes(const struct linear_product *p);
 /* How evenly the tiles of a product without split columns fill the clusters: 0 .. 1. */
@@ -46,11 +47,14 @@ double linear_sm90_fill(const struct linear_sm90 *sm90, const struct linear_prod
 int linear_sm90_launch(const struct linear_sm90 *sm90, cudaStream_t stream, void *scratch,
                        const struct linear_product *p);
 
-/* linear_rows_sm90.cu: up to 16 rows, bf16 weights, columns in whole 64-byte pieces; gated too. */
-#define LINEAR_ROWS_MAX 16
-int linear_rows_open(void); /* a cudaError_t, as the launch's */
-bool linear_rows_takes(const struct linear_product *p);
-int linear_rows_launch(cudaStream_t stream, int sms, const struct linear_product *p);
+/* A CUtensorMap of [rows, cols] bf16 in boxes of box_rows rows and 64 columns; a cudaError_t. */
+int linear_sm90_map(const struct linear_sm90 *sm90, void *map, const void *data, int64_t rows, int64_t cols,
+                    int64_t stride, int box_rows);
+
+/* linear_few_sm90.cu: up to 8 rows, as many as fit into shared memory beside the ring. */
+int linear_few_open(void); /* a cudaError_t */
+bool linear_few_takes(const struct linear_product *p);
+int linear_few_launch(const struct linear_sm90 *sm90, cudaStream_t stream, const struct linear_product *p);
 
 /* linear_gemm.c: cuBLASLt; bf16 weights, everything in whole 16-byte pieces, no bias, not gated. */
 #define GEMM_CHOICES 256 /* shapes of a model times classes of rows: 5 times 14, with some of other strides */

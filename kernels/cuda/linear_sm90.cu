@@ -442,7 +442,13 @@ static work work_of(const struct linear_sm90 *s, int rows, int out, int cols, in
     return w;
 }
 
-extern "C" int linear_sm90_open(struct linear_sm90 *s) {
+extern "C" int linear_sm90_map(const struct linear_sm90 *s, void *map, const void *data, int64_t rows, int64_t cols,
+                               int64_t stride, int box_rows) {
+    return map_make(s, static_cast<CUtensorMap *>(map), data, rows, cols, stride, box_rows);
+}
+
+extern "C" int linear_sm90_open(struct linear_sm90 *s, int sms) {
+    s->sms = sms;
     cudaDriverEntryPointQueryResult found;
     cudaError_t e =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &s->encode, 12000, cudaEnableDefault, &found);
@@ -483,7 +489,7 @@ extern "C" int linear_sm90_launch(const struct linear_sm90 *s, cudaStream_t stre
     p.boxes = !args->out_f32 && !args->accumulate && args->y_stride % 8 == 0 && (uintptr_t)args->y % 16 == 0 &&
               bn / p.now.split % CHUNK == 0;
     p.stream = p.now.tiles_n == 1;
-    p.box = bn / 2;
+    p.box = p.stream ? (rows + 15) / 16 * 8 : bn / 2; /* whole repeats of the swizzle */
     maps m = {};
     int e = map_make(s, &m.w, args->w, args->out, args->cols, args->pitch, TILE_ROWS);
     if (!e) e = map_make(s, &m.x, args->x, rows, args->cols, args->x_stride, p.box);

@@ -53,10 +53,11 @@ static struct linear_sm90 sm90;
 static void *scratch;
 static const struct cuda no_device = {};
 
-enum kernel { KERNEL_SM90, KERNEL_MMA, KERNEL_CHAIN, KERNEL_COUNT };
-static const char *const names[KERNEL_COUNT] = {"sm90", "mma", "chain"};
+enum kernel { KERNEL_SM90, KERNEL_FEW, KERNEL_MMA, KERNEL_CHAIN, KERNEL_COUNT };
+static const char *const names[KERNEL_COUNT] = {"sm90", "few", "mma", "chain"};
 
 static int launch(int kernel, const linear_product *p) {
+    if (kernel == KERNEL_FEW) return linear_few_launch(&sm90, stream, p);
     if (kernel == KERNEL_SM90) return linear_sm90_launch(&sm90, stream, scratch, p);
     return linear_mma_launch(stream, p, kernel == KERNEL_CHAIN, true);
 }
@@ -126,13 +127,13 @@ static bool check(int kernel, int out, int cols, int rows, bool gated, bool out_
 
 static int check_all() {
     int bad = 0, count = 0;
-    const int rows_all[] = {1, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 511};
+    const int rows_all[] = {1, 2, 3, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 511};
     const int shapes[][2] = {{256, 512}, {4096, 2048}, {1024, 4096}, {272, 1032}, {16, 64}, {520, 576}};
     for (auto &s : shapes)
         for (int rows : rows_all) {
             const int v = rows + s[0] / 16;
             for (int kernel = 0; kernel < KERNEL_COUNT; kernel++) {
-                if (kernel && rows % 3) continue;
+                if (kernel == KERNEL_FEW ? rows > 8 || s[1] % 8 : kernel && rows % 3) continue;
                 bad += !check(kernel, s[0], s[1], rows, false, v % 2, v % 3 == 0, v % 5 == 0), count++;
                 bad += !check(kernel, s[0], s[1], rows, false, false, v % 3 == 1, false), count++;
                 if (s[0] % 16 == 0) bad += !check(kernel, s[0], s[1], rows, true, false, v % 3 == 1, false), count++;
@@ -172,13 +173,18 @@ struct model {
 };
 static const model models[] = {{"8b", 32, 4096, 6144, 14336}, {"1b", 16, 2048, 3072, 8192}};
 
-/* way 0: the library; 1: Hopper's kernel; 2: the library, gate and up by Hopper's kernel. */
+/* way 0: the library; 1: Hopper's kernel; 2: the library, gate and up by Hopper's kernel; 3: the kernel for
+ * few rows. */
 
 static void layer_product(int way, const __nv_bfloat16 *w, int out, int cols, const __nv_bfloat16 *x, int64_t x_stride,
                           __nv_bfloat16 *y, int rows, bool gated) {
     linear_product p = {};
     p.x = x, p.w = w, p.y = y, p.x_stride = x_stride, p.pitch = cols, p.rows = rows, p.out = out, p.cols = cols;
     p.dtype = DTYPE_BF16, p.gated = gated, p.y_stride = gated ? out / 2 : out;
+    if (way == 3 && linear_few_takes(&p)) {
+        TRY(linear_few_launch(&sm90, stream, &p));
+        return;
+    }
     if (way == 1 || (way == 2 && gated)) {
         TRY(linear_sm90_launch(&sm90, stream, scratch, &p));
         return;
@@ -234,7 +240,7 @@ static int layers_all() {
     device.capability = 90, device.sms = 132;
     TRY(cublaslt_load(NULL));
     TRY(linear_gemm_open(&gemm, &device));
-    const int rows_all[] = {1, 8, 32, 64, 128, 192, 256, 512, 1024, 2048}, rows_max = 2048;
+    const int rows_all[] = {1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 1024, 2048}, rows_max = 2048;
     TRY(cudaMalloc(&h, (size_t)rows_max * 4096 * 2));
     TRY(cudaMalloc(&wide, (size_t)rows_max * 6144 * 2));
     TRY(cudaMalloc(&ffn, (size_t)rows_max * 14336 * 2));
@@ -251,8 +257,8 @@ static int layers_all() {
             }
         for (int rows : rows_all) {
             printf("layers %s rows %5d:", m.name, rows);
-            static const char *const ways[] = {"lib", "sm90", "mixed"};
-            for (int way = 0; way < 3; way++) {
+            static const char *const ways[] = {"lib", "sm90", "mixed", "few"};
+            for (int way = 0; way < (rows <= 8 ? 4 : 3); way++) {
                 const float ms = graph_ms(m, way, rows);
                 printf("  %s %7.3f ms %5.2f TB/s %4.0f TFLOP/s", ways[way], ms, bytes / ms / 1e9,
                        bytes * rows / ms / 1e9);
@@ -282,7 +288,8 @@ enum { COPIES = 8 };
 
 int main(int argc, char **argv) {
     TRY(cudaStreamCreate(&stream));
-    TRY(linear_sm90_open(&sm90));
+    TRY(linear_sm90_open(&sm90, 132));
+    TRY(linear_few_open());
     TRY(linear_mma_open(&no_device));
     TRY(cudaMalloc(&scratch, CUDA_SCRATCH_BYTES));
     printf("%d clusters at once\n", sm90.clusters);
@@ -301,16 +308,15 @@ int main(int argc, char **argv) {
     cudaEvent_t begin, end;
     TRY(cudaEventCreate(&begin));
     TRY(cudaEventCreate(&end));
-    const int rows_all[] = {1, 8, 64, 128, 256, 512, 1024, 2048, 4096};
-    for (int kernel = 0; kernel < 1; kernel++)
+    const int rows_all[] = {1, 4, 8, 16, 32, 64, 100, 128, 192, 256};
+    for (int kernel = 0; kernel < KERNEL_MMA; kernel++)
         for (const shape &s : shapes)
             for (int rows : rows_all) {
-                if ((s.head && rows > 256) || (kernel && rows != 1 && rows != 8 && rows != 64 && rows != 2048))
-                    continue;
                 linear_product p = {};
                 p.x = x, p.y = y, p.x_stride = s.cols, p.y_stride = s.gated ? s.out / 2 : s.out, p.pitch = s.cols;
                 p.rows = rows, p.out = s.out, p.cols = s.cols, p.dtype = DTYPE_BF16;
                 p.gated = s.gated, p.out_f32 = s.head;
+                if (kernel == KERNEL_FEW && !linear_few_takes(&p)) continue;
                 const double bytes = 2.0 * s.out * s.cols, flops = 2.0 * s.out * s.cols * rows;
                 const int calls = flops > 1e11 ? 4 : 16;
                 std::vector<float> us;

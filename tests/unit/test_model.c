@@ -545,6 +545,64 @@ static void test_cuda_modes(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) modes_check(&shapes[i]);
 }
 
+/* Sequence `mine` among `seqs`: all prompts in one step, then decode steps of all; its logits of every step. */
+static void invariant_run(struct run *r, int seqs, int mine, float *out) {
+    static int32_t ids[SLOTS][MODES_PROMPT + MODES_STEPS];
+    struct feed feeds[SLOTS];
+    run_restart(r);
+    for (int s = 0; s < seqs; s++) {
+        int who = seqs == 1 ? mine : s;
+        for (int i = 0; i < MODES_PROMPT + MODES_STEPS; i++) ids[s][i] = (who * 131 + i * 17) % MODES_VOCAB;
+        feeds[s] = (struct feed){s, 0, MODES_PROMPT - who % 5, 1, ids[s]};
+    }
+    for (int i = 0; i <= MODES_STEPS; i++) {
+        const float *logits = step(r, feeds, seqs);
+        memcpy(out + i * MODES_VOCAB, logits + (seqs == 1 ? 0 : mine) * MODES_VOCAB, MODES_VOCAB * sizeof *out);
+        for (int s = 0; s < seqs; s++) {
+            int at = feeds[s].start + feeds[s].count;
+            feeds[s] = (struct feed){s, at, 1, 1, ids[s] + at};
+        }
+    }
+}
+
+/* What --batch-invariant promises: the same bits alone and among 31, op by op and recorded. */
+static void test_cuda_invariant(void **state) {
+    static const struct modes_shape shape = {"8B", 4096, 14336, 32, 8, 128};
+    static const int counts[] = {2, 9, 32};
+    static float alone[(MODES_STEPS + 1) * MODES_VOCAB], among[(MODES_STEPS + 1) * MODES_VOCAB];
+    char folder[64], path[128];
+    struct run r;
+    struct err err = {0};
+    struct backend_options backend = run_device(0, CPU_ACTIVATIONS_F32);
+    struct model_options options = {.limits = {SLOTS, 2048, 256, 64, DTYPE_BF16},
+                                    .pages_total = 200,
+                                    .dummy_weights = true,
+                                    .no_stack = true,
+                                    .seed = 3};
+    backend.batch_invariant = true;
+    modes_folder(&shape, folder, sizeof folder);
+    if (run_open(&r, folder, &backend, &options, &err)) fail_msg("%s", err.text);
+    for (int graphs = 0; graphs < 2; graphs++) {
+        model_set_modes(r.model, graphs, false);
+        for (int mine = 1; mine < 32; mine += 29) {
+            invariant_run(&r, 1, mine, alone);
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                if (counts[c] <= mine) continue;
+                invariant_run(&r, counts[c], mine, among);
+                for (int i = 0; i <= MODES_STEPS; i++)
+                    if (memcmp(alone + i * MODES_VOCAB, among + i * MODES_VOCAB, MODES_VOCAB * sizeof *alone) != 0)
+                        fail_msg("graphs %d: sequence %d among %d: other bits in step %d (off by %g)", graphs, mine,
+                                 counts[c], i,
+                                 rms_between(among + i * MODES_VOCAB, alone + i * MODES_VOCAB, MODES_VOCAB));
+            }
+        }
+    }
+    run_close(&r);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    unlink(path);
+    rmdir(folder);
+}
+
 /* However a sequence is cut and whoever shares its steps: the same numbers within bf16. */
 static void test_cuda_cuts(void **state) {
     static const int chunks[] = {2, 7, 16, 17, 32};
@@ -583,14 +641,15 @@ static void test_cuda_cuts(void **state) {
 
 int main(void) {
     const struct CMUnitTest cuda[] = {
-        cmocka_unit_test(test_llama),           cmocka_unit_test(test_llama_biases),
-        cmocka_unit_test(test_mistral),         cmocka_unit_test(test_qwen2),
-        cmocka_unit_test(test_qwen3),           cmocka_unit_test(test_smollm3),
-        cmocka_unit_test(test_granite),         cmocka_unit_test(test_bf16_weights),
-        cmocka_unit_test(test_f16_weights),     cmocka_unit_test(test_gguf_llama),
-        cmocka_unit_test(test_gguf_qwen3),      cmocka_unit_test(test_gguf_smollm3),
-        cmocka_unit_test(test_cuda_cuts),       cmocka_unit_test(test_cuda_modes),
-        cmocka_unit_test(test_token_on_device), cmocka_unit_test(test_dummy_weights),
+        cmocka_unit_test(test_llama),          cmocka_unit_test(test_llama_biases),
+        cmocka_unit_test(test_mistral),        cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3),          cmocka_unit_test(test_smollm3),
+        cmocka_unit_test(test_granite),        cmocka_unit_test(test_bf16_weights),
+        cmocka_unit_test(test_f16_weights),    cmocka_unit_test(test_gguf_llama),
+        cmocka_unit_test(test_gguf_qwen3),     cmocka_unit_test(test_gguf_smollm3),
+        cmocka_unit_test(test_cuda_cuts),      cmocka_unit_test(test_cuda_modes),
+        cmocka_unit_test(test_cuda_invariant), cmocka_unit_test(test_token_on_device),
+        cmocka_unit_test(test_dummy_weights),
     };
     if (run_skipped()) return 0;
     if (run_on_cuda()) return cmocka_run_group_tests(cuda, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "kernels/backend_internal.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "tests/unit/linear_cases.h"
+#include "tests/unit/ops_support.h"
 
 static void check_rows(const struct weight *weight, int64_t first, const uint8_t *data, enum dtype dtype, int64_t rows,
                        int64_t cols) {
@@ -87,13 +88,19 @@ static void test_refusals(void **state) {
     struct weight_part part = {.data = data, .dtype = DTYPE_I32, .rows = 1};
     struct backend *backend = NULL;
     struct backend_options options = {.device = DEVICE_CUDA};
-    assert_int_equal(backend_open(&options, &backend, &err), ERR_UNSUPPORTED);
+    if (backend_open(&options, &backend, &err) == 0) /* a machine with a GPU */
+        backend_close(backend);
+    else
+        assert_int_equal(err.code, ERR_UNSUPPORTED);
     options = (struct backend_options){.device = DEVICE_CPU, .cpu_isa = "mmx"};
     assert_int_equal(backend_open(&options, &backend, &err), ERR_UNSUPPORTED);
     assert_string_equal(err.field, "cpu_isa");
     options = (struct backend_options){.device = DEVICE_AUTO};
     assert_int_equal(backend_open(&options, &backend, &err), 0);
-    assert_int_equal(backend_info(backend)->device, DEVICE_CPU);
+    assert_int_not_equal(backend_info(backend)->device, DEVICE_AUTO);
+    backend_close(backend);
+    options = (struct backend_options){.device = DEVICE_CPU};
+    assert_int_equal(backend_open(&options, &backend, &err), 0);
     assert_true(backend_info(backend)->threads >= 1);
     assert_int_equal(weight_prepare(backend, &part, 1, 32, 0, &weight, &err), ERR_UNSUPPORTED);
     assert_false(weight_prepared_bytes(backend, &part, 1, 32, 0, &bytes));
@@ -110,11 +117,117 @@ static void test_refusals(void **state) {
     backend_close(backend);
 }
 
+/* ---- on a GPU: what lies there is read by multiplying it with the unit matrix --------------------------------------
+ */
+
+static void cuda_values(struct backend *backend, const struct weight *w, float *values) {
+    const int64_t rows = weight_rows(w), cols = weight_cols(w);
+    struct tensors t = {.backend = backend};
+    float *unit = zeros(cols * cols, sizeof *unit);
+    for (int64_t i = 0; i < cols; i++) unit[i * cols + i] = 1.0f;
+    float *y = tensor_bytes(&t, (size_t)(cols * rows) * sizeof *y), *host = zeros(cols * rows, sizeof *host);
+    struct op_linear_args args = {.x = tensor_act(&t, unit, cols * cols),
+                                  .w = w,
+                                  .y = y,
+                                  .rows = cols,
+                                  .x_stride = cols,
+                                  .y_stride = rows,
+                                  .out_f32 = true};
+    TEST_ERR_PASS(op_linear(backend, &args, err));
+    device_read(backend, host, y, (size_t)(cols * rows) * sizeof *host);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t col = 0; col < cols; col++) values[row * cols + col] = host[col * rows + row];
+    tensors_free(&t);
+    free(unit);
+    free(host);
+}
+
+static void cuda_rows_come_back(struct backend *backend) {
+    const int64_t shapes[][2] = {{1, 32}, {19, 96}, {40, 160}};
+    struct random random = {7};
+    for (int d = 0; d < CASE_DTYPES; d++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            const bool plain = !dtype_quantised(case_dtypes[d]);
+            const int64_t rows = shapes[s][0], cols = shapes[s][1] - (plain ? 3 : 0);
+            uint8_t *data = matrix_random(&random, case_dtypes[d], rows, cols);
+            const struct weight_part part = {.data = data, .dtype = case_dtypes[d], .rows = rows};
+            struct weight *weight;
+            size_t bytes, before = backend_allocated_bytes(backend, MEMORY_WEIGHTS);
+            assert_true(weight_prepared_bytes(backend, &part, 1, cols, 0, &bytes));
+            TEST_ERR_PASS(weight_prepare(backend, &part, 1, cols, 0, &weight, err));
+            assert_int_equal(weight_bytes(weight), bytes);
+            assert_int_equal(backend_allocated_bytes(backend, MEMORY_WEIGHTS), before + bytes);
+            float *values = zeros(rows * cols, sizeof *values);
+            cuda_values(backend, weight, values);
+            for (int64_t i = 0; i < rows * cols; i++) {
+                double want = matrix_value(data, case_dtypes[d], cols, i / cols, i % cols);
+                if (plain) want = dtype_rounded(DTYPE_BF16, want);
+                expect_close(dtype_info(case_dtypes[d])->name, i, (double)values[i], want, 1e-6 * fabs(want) + 1e-9);
+            }
+            weight_free(backend, weight);
+            assert_int_equal(backend_allocated_bytes(backend, MEMORY_WEIGHTS), before);
+            free(values);
+            mem_free(data);
+        }
+    }
+}
+
+static double deviation(const float *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum / (double)count);
+}
+
+/* Random weights: about 1 / sqrt(cols), the same for a seed, others for another seed, row and part. */
+static void cuda_dummy(struct backend *backend) {
+    enum { ROWS = 64, COLS = 256 };
+    float a[2 * ROWS * COLS], b[2 * ROWS * COLS];
+    for (int d = 0; d < CASE_DTYPES; d++) {
+        const struct weight_part parts[2] = {{.dtype = case_dtypes[d], .rows = ROWS},
+                                             {.dtype = case_dtypes[d], .rows = ROWS}};
+        for (uint64_t seed = 1; seed < 4; seed++) {
+            struct weight *weight;
+            TEST_ERR_PASS(weight_dummy(backend, parts, 2, COLS, 0, seed / 2, &weight, err)); /* 0, 1, 1 */
+            cuda_values(backend, weight, seed == 3 ? b : a);
+            weight_free(backend, weight);
+            const double size = deviation(seed == 3 ? b : a, 2 * ROWS * COLS) * sqrt(COLS);
+            if (size < 0.6 || size > 1.7) fail_msg("%s: deviation %g", dtype_info(case_dtypes[d])->name, size);
+            if (seed == 1) memcpy(b, a, sizeof b);
+            if (seed == 2) assert_memory_not_equal(a, b, sizeof a);
+        }
+        assert_memory_equal(a, b, sizeof a);
+        assert_memory_not_equal(a, a + COLS, COLS * sizeof *a);
+        assert_memory_not_equal(a, a + ROWS * COLS, ROWS * COLS * sizeof *a);
+    }
+}
+
+static void for_each_cuda(void (*test)(struct backend *backend)) {
+    static const char *const kernels[] = {"sm_90a", "portable"};
+    int ran = 0;
+    for (int i = 0; i < 2; i++) {
+        struct backend *backend = backend_cuda(kernels[i], false);
+        if (!backend) continue;
+        test(backend);
+        backend_close(backend);
+        ran++;
+    }
+    if (ran == 0) {
+        print_message("skipped: no GPU\n");
+        skip();
+    }
+}
+
+static void test_cuda_rows_come_back(void **state) {
+    for_each_cuda(cuda_rows_come_back);
+}
+static void test_cuda_dummy(void **state) {
+    for_each_cuda(cuda_dummy);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_come_back),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_rows_come_back),      cmocka_unit_test(test_parts),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cuda_rows_come_back), cmocka_unit_test(test_cuda_dummy),
     };
     return cmocka_run_group_tests_name("weight", tests, cases_announce, NULL);
 }
