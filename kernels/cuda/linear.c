@@ -41,19 +41,21 @@ void cuda_linear_close(struct backend *backend) {
 /* ---- which kernel --------------------------------------------------------------------------------------------------
  * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
  * up to 8 rows the kernel of warps' own rings is ahead (8B at 1 row: 4.0 ms, the library 4.2; 1B: 0.68 and 0.92).
- * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and for many rows of
- * large matrices (8B at 2048 rows: 36.4 ms, the library 39.1); the library for the rest, save few rows of small
- * matrices. Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
+ * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and where they fill the
+ * GPU evenly for up to 64 rows (o and down of 8B: 13 and 34 us, the library 15 and 35) or for many (8B at 2048 rows:
+ * 36.4 ms, the library 39.1); the library for the rest, save few rows of small matrices. Quantised weights, odd strides
+ * and batch-invariant results are the portable kernels' alone. */
 
 enum route { ROUTE_MMA, ROUTE_FEW, ROUTE_SM90, ROUTE_GEMM };
 
 /* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. A head of a
  * large vocabulary is one long stream: the library takes 246 us, the rings 257. */
-enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20, MANY_ROWS = 2048, MANY_COLS = 4096, HEAD_OUT = 65536 };
+enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20, STREAM_ROWS = 64, MANY_ROWS = 2048, MANY_COLS = 4096, HEAD_OUT = 65536 };
 
 static bool tiles_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
     if (p->gated || p->bias) return true;
-    return p->rows >= MANY_ROWS && p->cols >= MANY_COLS && linear_sm90_fill(sm90, p) >= 0.9;
+    const bool rows = p->rows <= STREAM_ROWS || p->rows >= MANY_ROWS;
+    return rows && p->cols >= MANY_COLS && p->out < HEAD_OUT && linear_sm90_fill(sm90, p) >= 0.9;
 }
 
 static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {

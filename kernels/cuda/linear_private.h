@@ -41,7 +41,7 @@ struct linear_sm90 {
 int linear_sm90_open(struct linear_sm90 *sm90, int sms); /* a cudaError_t */
 void linear_sm90_close(struct linear_sm90 *sm90);
 bool linear_sm90_takes(const struct linear_product *p);
-/* How evenly the tiles of a product without split columns fill the clusters: 0 .. 1. */
+/* How evenly the tiles of a product, or the parts of its columns, fill the clusters: 0 .. 1. */
 double linear_sm90_fill(const struct linear_sm90 *sm90, const struct linear_product *p);
 /* scratch: CUDA_SCRATCH_BYTES. A cudaError_t. */
 int linear_sm90_launch(const struct linear_sm90 *sm90, cudaStream_t stream, void *scratch,

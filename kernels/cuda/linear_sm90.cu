@@ -429,6 +429,11 @@ static cudaError_t form_launch(const struct linear_sm90 *s, cudaStream_t stream,
     return cudaLaunchKernelEx(&launch.config, sm90_kernel<F>, m.w, m.x, m.y, p);
 }
 
+/* Tokens of a tile. */
+static int tokens_of(int rows) {
+    return rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
+}
+
 /* Each part of a tile must have a cluster of its own at once, a share of the tokens (a tile of 8) and some steps. */
 static work work_of(const struct linear_sm90 *s, int rows, int out, int cols, int bn) {
     work w;
@@ -472,14 +477,14 @@ extern "C" bool linear_sm90_takes(const struct linear_product *p) {
 }
 
 extern "C" double linear_sm90_fill(const struct linear_sm90 *s, const struct linear_product *p) {
-    const work w = work_of(s, p->rows, p->out, p->cols, form256::BN);
+    const work w = work_of(s, p->rows, p->out, p->cols, tokens_of(p->rows));
     const int rounds = (w.items + s->clusters - 1) / s->clusters;
     return (double)w.items / rounds / s->clusters;
 }
 
 extern "C" int linear_sm90_launch(const struct linear_sm90 *s, cudaStream_t stream, void *scratch,
                                   const struct linear_product *args) {
-    const int rows = args->rows, bn = rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
+    const int rows = args->rows, bn = tokens_of(rows);
     product p = {};
     p.y = args->y, p.bias = args->bias, p.y_stride = args->y_stride;
     p.partial = static_cast<float4 *>(scratch), p.arrivals = s->arrivals;
