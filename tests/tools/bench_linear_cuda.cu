@@ -174,7 +174,7 @@ struct model {
 static const model models[] = {{"8b", 32, 4096, 6144, 14336}, {"1b", 16, 2048, 3072, 8192}};
 
 /* way 0: the library; 1: Hopper's kernel; 2: the library, gate and up by Hopper's kernel; 3: the kernel for
- * few rows. */
+ * few rows; 4: Hopper's kernel where it fills the GPU evenly. */
 
 static void layer_product(int way, const __nv_bfloat16 *w, int out, int cols, const __nv_bfloat16 *x, int64_t x_stride,
                           __nv_bfloat16 *y, int rows, bool gated) {
@@ -183,6 +183,10 @@ static void layer_product(int way, const __nv_bfloat16 *w, int out, int cols, co
     p.dtype = DTYPE_BF16, p.gated = gated, p.y_stride = gated ? out / 2 : out;
     if (way == 3 && linear_few_takes(&p)) {
         TRY(linear_few_launch(&sm90, stream, &p));
+        return;
+    }
+    if (way == 4 && (gated || (cols >= 4096 && linear_sm90_fill(&sm90, &p) >= 0.9))) {
+        TRY(linear_sm90_launch(&sm90, stream, scratch, &p));
         return;
     }
     if (way == 1 || (way == 2 && gated)) {
@@ -257,8 +261,9 @@ static int layers_all() {
             }
         for (int rows : rows_all) {
             printf("layers %s rows %5d:", m.name, rows);
-            static const char *const ways[] = {"lib", "sm90", "mixed", "few"};
-            for (int way = 0; way < (rows <= 8 ? 4 : 3); way++) {
+            static const char *const ways[] = {"lib", "sm90", "mixed", "few", "even"};
+            for (int way = 0; way < 5; way++) {
+                if (way == 3 && rows > 8) continue;
                 const float ms = graph_ms(m, way, rows);
                 printf("  %s %7.3f ms %5.2f TB/s %4.0f TFLOP/s", ways[way], ms, bytes / ms / 1e9,
                        bytes * rows / ms / 1e9);
