@@ -103,13 +103,13 @@ static int product_run(struct backend *backend, const struct linear_product *p, 
         return CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
     case ROUTE_FEW:
         code = linear_few_launch(&linear->sm90, cuda->stream, p);
-        return CUDA_TRY(backend, (cudaError_t)code, err);
+        return cuda_failed(backend, (cudaError_t)code, "linear_few_launch", __FILE__, __LINE__, err);
     case ROUTE_SM90:
         code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);
-        return CUDA_TRY(backend, (cudaError_t)code, err);
+        return cuda_failed(backend, (cudaError_t)code, "linear_sm90_launch", __FILE__, __LINE__, err);
     default:
         code = linear_mma_launch(cuda->stream, p, cuda->batch_invariant, cuda->kernels == CUDA_KERNELS_SM90A);
-        return CUDA_TRY(backend, (cudaError_t)code, err);
+        return cuda_failed(backend, (cudaError_t)code, "linear_mma_launch", __FILE__, __LINE__, err);
     }
 }
 

@@ -273,99 +273,118 @@ static __device__ __forceinline__ void parts_join(const product &p, float (&d)[F
 /* ---- the kernel -----------------------------------------------------------------------------------------------------
  */
 
+/* What the two sides of the ring share: shared-memory addresses, and who this block is. */
+struct place {
+    uint32_t stages, full, empty, room; /* [STAGES] stages, barriers of filled and of free ones; chunks of results */
+    int rank, cluster, clusters;
+};
+
+/* The side that fetches; one thread. */
+template <class F>
+static __device__ __forceinline__ void stages_fill(const CUtensorMap *map_w, const CUtensorMap *map_x, const product &p,
+                                                   const place &at) {
+    const uint64_t last = sm90::policy_last(), w_policy = p.stream ? sm90::policy_first() : last;
+    const auto fetch_w = [&](const item &it, int step, int to) {
+        sm90::barrier_expect(at.full + 8 * to, F::W_BYTES + 2 * p.box * 128);
+        sm90::copy_box(at.stages + to * F::STAGE_BYTES, map_w, at.full + 8 * to, step * TILE_COLS,
+                       it.row + at.rank * TILE_ROWS, w_policy);
+    };
+    const auto fetch_x = [&](const item &it, int step, int to) {
+        sm90::copy_box_both(at.stages + to * F::STAGE_BYTES + F::W_BYTES + at.rank * p.box * 128, map_x,
+                            at.full + 8 * to, step * TILE_COLS, it.token + at.rank * p.box, last);
+    };
+    sm90::map_prefetch(map_w);
+    sm90::map_prefetch(map_x);
+    /* The first ring of weights comes while the kernel before still runs: only x is its result. */
+    const item first = item_of(p.now, at.cluster, F::BN);
+    const int begin = part_begin(p.now, first.part), first_end = part_begin(p.now, first.part + 1);
+    const int early = first_end - begin < F::STAGES ? first_end - begin : F::STAGES;
+    for (int i = 0; i < early; i++) fetch_w(first, begin + i, i);
+    grid_wait();
+    for (int i = 0; i < early; i++) fetch_x(first, begin + i, i);
+    int slot = early % F::STAGES;
+    uint32_t phase = early / F::STAGES;
+    for (int index = at.cluster; index < p.now.items; index += at.clusters) {
+        const item it = item_of(p.now, index, F::BN);
+        const int from = part_begin(p.now, it.part) + (index == at.cluster ? early : 0);
+        for (int step = from, end = part_begin(p.now, it.part + 1); step < end; step++) {
+            sm90::barrier_wait(at.empty + 8 * slot, phase ^ 1);
+            fetch_w(it, step, slot);
+            fetch_x(it, step, slot);
+            if (++slot == F::STAGES) slot = 0, phase ^= 1;
+        }
+    }
+    grid_release();
+}
+
+/* The side that multiplies; warpgroup `group` has 64 rows of the block's 128. */
+template <class F>
+static __device__ __forceinline__ void stages_multiply(const product &p, const CUtensorMap *map_y, const place &at,
+                                                       int group) {
+    const int signal = threadIdx.x % 128; /* threads 0 and 1 tell block 0 and 1 that a stage is free */
+    float d[F::NT * 4];
+    int slot = 0;
+    uint32_t phase = 0;
+    grid_wait();
+    for (int index = at.cluster; index < p.now.items; index += at.clusters) {
+        const item it = item_of(p.now, index, F::BN);
+        const int begin = part_begin(p.now, it.part), end = part_begin(p.now, it.part + 1);
+        for (int step = begin; step < end; step++) {
+            sm90::barrier_wait(at.full + 8 * slot, phase);
+            const uint32_t stage = at.stages + slot * F::STAGE_BYTES;
+            const uint64_t a = sm90::tile_of(stage + group * 64 * 128), b = sm90::tile_of(stage + F::W_BYTES);
+            sm90::wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < TILE_COLS / 16; k++) /* 16 columns are 32 bytes, in units of 16 */
+                sm90::wgmma<F::BN>::run(d, a + 2 * k, b + 2 * k, step > begin || k > 0);
+            sm90::wgmma_commit();
+            sm90::wgmma_wait<1>(); /* the step before is done: its stage is free */
+            if (step > begin && signal < 2)
+                sm90::barrier_arrive_at(at.empty + 8 * (slot ? slot - 1 : F::STAGES - 1), signal);
+            if (++slot == F::STAGES) slot = 0, phase ^= 1;
+        }
+        sm90::wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < F::NT * 4; i++) asm volatile("" : "+f"(d[i])::"memory");
+        if (signal < 2) sm90::barrier_arrive_at(at.empty + 8 * (slot ? slot - 1 : F::STAGES - 1), signal);
+        int first = 0, last = F::NT;
+        if (p.now.split > 1) {
+            first = F::NT / p.now.split * it.part, last = first + F::NT / p.now.split;
+            const int live = (p.rows - it.token + 7) / 8; /* tiles of 8 that have tokens */
+            parts_join<F>(p, d, it.tile * 2 + at.rank, it.part, first, last, live);
+        }
+        results_store<F>(p, map_y, d, it.row + at.rank * TILE_ROWS + group * 64, it.token, first, last,
+                         at.room + group * F::BUFFERS * CHUNK_BYTES, group);
+    }
+    if (signal == 0) sm90::copies_wait();
+}
+
 template <class F>
 static __global__ void __launch_bounds__(THREADS, 1)
     sm90_kernel(const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_x,
                 const __grid_constant__ CUtensorMap map_y, const __grid_constant__ product p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char shared_raw[];
-    unsigned char *stages = shared_raw + ((1024 - (sm90::shared_of(shared_raw) & 1023)) & 1023);
-    unsigned char *room = stages + F::STAGES * F::STAGE_BYTES;
-    const uint32_t stage_at = sm90::shared_of(stages);
-    const uint32_t full = sm90::shared_of(room + F::OUT_BYTES), empty = full + 8 * F::STAGES;
-    const int rank = (int)sm90::cluster_rank(), cluster = (int)blockIdx.x / 2, clusters = (int)gridDim.x / 2;
     const int group = threadIdx.x / 128;
+    place at;
+    at.stages = (sm90::shared_of(shared_raw) + 1023) / 1024 * 1024;
+    at.room = at.stages + F::STAGES * F::STAGE_BYTES;
+    at.full = at.room + F::OUT_BYTES, at.empty = at.full + 8 * F::STAGES;
+    at.rank = (int)sm90::cluster_rank(), at.cluster = (int)blockIdx.x / 2, at.clusters = (int)gridDim.x / 2;
     if (threadIdx.x == 0) {
         for (int s = 0; s < F::STAGES; s++) {
-            sm90::barrier_init(full + 8 * s, 1);
-            sm90::barrier_init(empty + 8 * s, 4); /* two warpgroups of two blocks */
+            sm90::barrier_init(at.full + 8 * s, 1);
+            sm90::barrier_init(at.empty + 8 * s, 4); /* two warpgroups of two blocks */
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sm90::cluster_sync();
-    int slot = 0;
-    uint32_t phase = 0;
     if (group == 2) {
         sm90::registers_give<40>();
-        if (threadIdx.x == CONSUMERS) {
-            sm90::map_prefetch(&map_w);
-            sm90::map_prefetch(&map_x);
-            const uint64_t last = sm90::policy_last(), w_policy = p.stream ? sm90::policy_first() : last;
-            const auto fetch_w = [&](const item &it, int step, int to) {
-                sm90::barrier_expect(full + 8 * to, F::W_BYTES + 2 * p.box * 128);
-                sm90::copy_box(stage_at + to * F::STAGE_BYTES, &map_w, full + 8 * to, step * TILE_COLS,
-                               it.row + rank * TILE_ROWS, w_policy);
-            };
-            const auto fetch_x = [&](const item &it, int step, int to) {
-                sm90::copy_box_both(stage_at + to * F::STAGE_BYTES + F::W_BYTES + rank * p.box * 128, &map_x,
-                                    full + 8 * to, step * TILE_COLS, it.token + rank * p.box, last);
-            };
-            /* The first ring of weights comes while the kernel before still runs: only x is its result. */
-            const item first = item_of(p.now, cluster, F::BN);
-            const int begin = part_begin(p.now, first.part), first_end = part_begin(p.now, first.part + 1);
-            const int early = first_end - begin < F::STAGES ? first_end - begin : F::STAGES;
-            for (int i = 0; i < early; i++) fetch_w(first, begin + i, i);
-            grid_wait();
-            for (int i = 0; i < early; i++) fetch_x(first, begin + i, i);
-            slot = early % F::STAGES, phase = early / F::STAGES;
-            for (int index = cluster; index < p.now.items; index += clusters) {
-                const item it = item_of(p.now, index, F::BN);
-                const int from = part_begin(p.now, it.part) + (index == cluster ? early : 0);
-                for (int step = from, end = part_begin(p.now, it.part + 1); step < end; step++) {
-                    sm90::barrier_wait(empty + 8 * slot, phase ^ 1);
-                    fetch_w(it, step, slot);
-                    fetch_x(it, step, slot);
-                    if (++slot == F::STAGES) slot = 0, phase ^= 1;
-                }
-            }
-            grid_release();
-        }
+        if (threadIdx.x == CONSUMERS) stages_fill<F>(&map_w, &map_x, p, at);
     } else {
         sm90::registers_take<232>();
-        grid_wait();
-        float d[F::NT * 4];
-        for (int index = cluster; index < p.now.items; index += clusters) {
-            const item it = item_of(p.now, index, F::BN);
-            const int begin = part_begin(p.now, it.part), end = part_begin(p.now, it.part + 1);
-            for (int step = begin; step < end; step++) {
-                sm90::barrier_wait(full + 8 * slot, phase);
-                const uint32_t stage = stage_at + slot * F::STAGE_BYTES;
-                const uint64_t a = sm90::tile_of(stage + group * 64 * 128), b = sm90::tile_of(stage + F::W_BYTES);
-                sm90::wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < TILE_COLS / 16; k++) /* 16 columns are 32 bytes, in units of 16 */
-                    sm90::wgmma<F::BN>::run(d, a + 2 * k, b + 2 * k, step > begin || k > 0);
-                sm90::wgmma_commit();
-                sm90::wgmma_wait<1>(); /* the step before is done: its stage is free */
-                if (step > begin && threadIdx.x % 128 < 2)
-                    sm90::barrier_arrive_at(empty + 8 * (slot ? slot - 1 : F::STAGES - 1), threadIdx.x % 128);
-                if (++slot == F::STAGES) slot = 0, phase ^= 1;
-            }
-            sm90::wgmma_wait<0>();
-#pragma unroll
-            for (int i = 0; i < F::NT * 4; i++) asm volatile("" : "+f"(d[i])::"memory");
-            if (threadIdx.x % 128 < 2)
-                sm90::barrier_arrive_at(empty + 8 * (slot ? slot - 1 : F::STAGES - 1), threadIdx.x % 128);
-            int first = 0, last = F::NT;
-            if (p.now.split > 1) {
-                first = F::NT / p.now.split * it.part, last = first + F::NT / p.now.split;
-                const int live = (p.rows - it.token + 7) / 8; /* tiles of 8 that have tokens */
-                parts_join<F>(p, d, it.tile * 2 + rank, it.part, first, last, live);
-            }
-            results_store<F>(p, &map_y, d, it.row + rank * TILE_ROWS + group * 64, it.token, first, last,
-                             sm90::shared_of(room) + group * F::BUFFERS * CHUNK_BYTES, group);
-        }
-        if (threadIdx.x % 128 == 0) sm90::copies_wait();
+        stages_multiply<F>(p, &map_y, at, group);
     }
     sm90::cluster_sync(); /* no block leaves while the other may still write to it */
 #endif

@@ -5,7 +5,11 @@
  * check: results of every kernel on many shapes against a plain kernel in double precision, the first difference
  * printed. Otherwise a table: microseconds (median of 5 runs of several calls back to back, other weights each call),
  * TB/s of weights, TFLOP/s. layers: the products of all layers of Llama-3.1-8B in a graph, a small kernel between them
- * as in a model, by the library, by Hopper's kernel, and by the library with gate and up fused. */
+ * as in a model, by the library, by Hopper's kernel, and by the library with gate and up fused.
+ *
+ * Built by hand, in a tree whose build folder has the kernels:
+ *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. tests/tools/bench_linear_cuda.cu \
+ *        build/libquire_core.a -ldl -o bench_linear_cuda */
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
