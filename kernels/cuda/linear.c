@@ -24,7 +24,7 @@ int cuda_linear_open(struct backend *backend, struct err *err) {
     int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
     if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
         rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90, cuda->sms), err);
-    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) rc = CUDA_TRY(backend, (cudaError_t)linear_few_open(), err);
+    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) rc = CUDA_TRY(backend, (cudaError_t)linear_rows_open(), err);
     if (!rc) library_open(cuda);
     return rc;
 }
@@ -40,16 +40,15 @@ void cuda_linear_close(struct backend *backend) {
 
 /* ---- which kernel --------------------------------------------------------------------------------------------------
  * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
- * up to 8 rows the kernel of warps' own rings is ahead (8B at 1 row: 4.0 ms, the library 4.2; 1B: 0.68 and 0.92).
+ * up to 16 rows the kernel that streams rows is ahead (8B at 1 row: 3.6 ms, the library 4.2; 1B: 0.63 and 0.92).
  * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and where they fill the
  * GPU evenly for up to 64 rows (o and down of 8B: 13 and 34 us, the library 15 and 35) or for many (8B at 2048 rows:
  * 36.4 ms, the library 39.1); the library for the rest, save few rows of small matrices. Quantised weights, odd strides
  * and batch-invariant results are the portable kernels' alone. */
 
-enum route { ROUTE_MMA, ROUTE_FEW, ROUTE_SM90, ROUTE_GEMM };
+enum route { ROUTE_MMA, ROUTE_ROWS, ROUTE_SM90, ROUTE_GEMM };
 
-/* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. A head of a
- * large vocabulary is one long stream: the library takes 246 us, the rings 257. */
+/* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
 enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20, STREAM_ROWS = 64, MANY_ROWS = 2048, MANY_COLS = 4096, HEAD_OUT = 65536 };
 
 static bool tiles_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
@@ -63,7 +62,7 @@ static enum route route_of(const struct cuda *cuda, const struct linear_product 
     const bool library = cuda->linear->gemm.handle && linear_gemm_takes(p);
     const bool tiles = sm90->clusters > 0 && linear_sm90_takes(p);
     if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
-    if (sm90->clusters > 0 && linear_few_takes(p) && !(library && p->out >= HEAD_OUT)) return ROUTE_FEW;
+    if (sm90->clusters > 0 && linear_rows_takes(p)) return ROUTE_ROWS;
     if (tiles && tiles_ahead(sm90, p)) return ROUTE_SM90;
     if (p->rows <= SOME_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
     return library ? ROUTE_GEMM : tiles ? ROUTE_SM90 : ROUTE_MMA;
@@ -101,8 +100,8 @@ static int product_run(struct backend *backend, const struct linear_product *p, 
             return err_set(err, ERR_FATAL, "cuBLASLt: status %d for %d rows of a [%d, %d] matrix", code, p->rows,
                            p->out, p->cols);
         return CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
-    case ROUTE_FEW:
-        code = linear_few_launch(&linear->sm90, cuda->stream, p);
+    case ROUTE_ROWS:
+        code = linear_rows_launch(cuda->stream, cuda->sms, p);
         return cuda_failed(backend, (cudaError_t)code, "linear_few_launch", __FILE__, __LINE__, err);
     case ROUTE_SM90:
         code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);

@@ -51,10 +51,11 @@ int linear_sm90_launch(const struct linear_sm90 *sm90, cudaStream_t stream, void
 int linear_sm90_map(const struct linear_sm90 *sm90, void *map, const void *data, int64_t rows, int64_t cols,
                     int64_t stride, int box_rows);
 
-/* linear_few_sm90.cu: up to 8 rows, as many as fit into shared memory beside the ring. */
-int linear_few_open(void); /* a cudaError_t */
-bool linear_few_takes(const struct linear_product *p);
-int linear_few_launch(const struct linear_sm90 *sm90, cudaStream_t stream, const struct linear_product *p);
+/* linear_rows_sm90.cu: up to 16 rows, bf16 weights, columns in whole 64-byte pieces; gated too. */
+#define LINEAR_ROWS_MAX 16
+int linear_rows_open(void); /* a cudaError_t, as the launch's */
+bool linear_rows_takes(const struct linear_product *p);
+int linear_rows_launch(cudaStream_t stream, int sms, const struct linear_product *p);
 
 /* linear_gemm.c: cuBLASLt; bf16 weights, everything in whole 16-byte pieces, no bias, not gated. */
 #define GEMM_CHOICES 256 /* shapes of a model times classes of rows: 5 times 14, with some of other strides */

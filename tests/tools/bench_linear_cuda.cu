@@ -57,11 +57,11 @@ static struct linear_sm90 sm90;
 static void *scratch;
 static const struct cuda no_device = {};
 
-enum kernel { KERNEL_SM90, KERNEL_FEW, KERNEL_MMA, KERNEL_CHAIN, KERNEL_COUNT };
-static const char *const names[KERNEL_COUNT] = {"sm90", "few", "mma", "chain"};
+enum kernel { KERNEL_SM90, KERNEL_ROWS, KERNEL_MMA, KERNEL_CHAIN, KERNEL_COUNT };
+static const char *const names[KERNEL_COUNT] = {"sm90", "rows", "mma", "chain"};
 
 static int launch(int kernel, const linear_product *p) {
-    if (kernel == KERNEL_FEW) return linear_few_launch(&sm90, stream, p);
+    if (kernel == KERNEL_ROWS) return linear_rows_launch(stream, 132, p);
     if (kernel == KERNEL_SM90) return linear_sm90_launch(&sm90, stream, scratch, p);
     return linear_mma_launch(stream, p, kernel == KERNEL_CHAIN, true);
 }
@@ -137,7 +137,7 @@ static int check_all() {
         for (int rows : rows_all) {
             const int v = rows + s[0] / 16;
             for (int kernel = 0; kernel < KERNEL_COUNT; kernel++) {
-                if (kernel == KERNEL_FEW ? rows > 8 || s[1] % 8 : kernel && rows % 3) continue;
+                if (kernel == KERNEL_ROWS ? rows > 8 || s[1] % 8 : kernel && rows % 3) continue;
                 bad += !check(kernel, s[0], s[1], rows, false, v % 2, v % 3 == 0, v % 5 == 0), count++;
                 bad += !check(kernel, s[0], s[1], rows, false, false, v % 3 == 1, false), count++;
                 if (s[0] % 16 == 0) bad += !check(kernel, s[0], s[1], rows, true, false, v % 3 == 1, false), count++;
@@ -185,8 +185,8 @@ static void layer_product(int way, const __nv_bfloat16 *w, int out, int cols, co
     linear_product p = {};
     p.x = x, p.w = w, p.y = y, p.x_stride = x_stride, p.pitch = cols, p.rows = rows, p.out = out, p.cols = cols;
     p.dtype = DTYPE_BF16, p.gated = gated, p.y_stride = gated ? out / 2 : out;
-    if (way == 3 && linear_few_takes(&p)) {
-        TRY(linear_few_launch(&sm90, stream, &p));
+    if (way == 3 && linear_rows_takes(&p)) {
+        TRY(linear_rows_launch(stream, 132, &p));
         return;
     }
     if (way == 4 && (gated || (cols >= 4096 && linear_sm90_fill(&sm90, &p) >= 0.9))) {
@@ -265,7 +265,7 @@ static int layers_all() {
             }
         for (int rows : rows_all) {
             printf("layers %s rows %5d:", m.name, rows);
-            static const char *const ways[] = {"lib", "sm90", "mixed", "few", "even"};
+            static const char *const ways[] = {"lib", "sm90", "mixed", "rows", "even"};
             for (int way = 0; way < 5; way++) {
                 if (way == 3 && rows > 8) continue;
                 const float ms = graph_ms(m, way, rows);
@@ -298,7 +298,7 @@ enum { COPIES = 8 };
 int main(int argc, char **argv) {
     TRY(cudaStreamCreate(&stream));
     TRY(linear_sm90_open(&sm90, 132));
-    TRY(linear_few_open());
+    TRY(linear_rows_open());
     TRY(linear_mma_open(&no_device));
     TRY(cudaMalloc(&scratch, CUDA_SCRATCH_BYTES));
     printf("%d clusters at once\n", sm90.clusters);
@@ -325,7 +325,7 @@ int main(int argc, char **argv) {
                 p.x = x, p.y = y, p.x_stride = s.cols, p.y_stride = s.gated ? s.out / 2 : s.out, p.pitch = s.cols;
                 p.rows = rows, p.out = s.out, p.cols = s.cols, p.dtype = DTYPE_BF16;
                 p.gated = s.gated, p.out_f32 = s.head;
-                if (kernel == KERNEL_FEW && !linear_few_takes(&p)) continue;
+                if (kernel == KERNEL_ROWS && !linear_rows_takes(&p)) continue;
                 const double bytes = 2.0 * s.out * s.cols, flops = 2.0 * s.out * s.cols * rows;
                 const int calls = flops > 1e11 ? 4 : 16;
                 std::vector<float> us;
