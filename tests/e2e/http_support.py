@@ -22,8 +22,8 @@ def default_model():
 
 
 def device_flags():
-    """QUIRE_TEST_DEVICE names the device that tests of the real binary run on; without it a GPU where there is one. On a
-    GPU the same request gives the same bits among others only with --batch-invariant, and these tests compare."""
+    """QUIRE_TEST_DEVICE names the device that tests of the real binary run on; without it a GPU where there is one. The
+    same request gives the same bits among others there only with --batch-invariant, and these tests compare."""
     device = os.environ.get("QUIRE_TEST_DEVICE")
     return ["--batch-invariant"] + (["--device", device] if device else [])
 
