@@ -102,7 +102,7 @@ static int product_run(struct backend *backend, const struct linear_product *p, 
         return CUDA_LAUNCHED(backend, "cublasLtMatmul", err);
     case ROUTE_ROWS:
         code = linear_rows_launch(cuda->stream, cuda->sms, p);
-        return cuda_failed(backend, (cudaError_t)code, "linear_few_launch", __FILE__, __LINE__, err);
+        return cuda_failed(backend, (cudaError_t)code, "linear_rows_launch", __FILE__, __LINE__, err);
     case ROUTE_SM90:
         code = linear_sm90_launch(&linear->sm90, cuda->stream, cuda->scratch, p);
         return cuda_failed(backend, (cudaError_t)code, "linear_sm90_launch", __FILE__, __LINE__, err);
