@@ -97,6 +97,7 @@ int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err) 
     if (vocab < 1 || vocab > model->spec.vocab)
         return err_set(err, ERR_INVALID, "the tokenizer knows %d tokens, the model only %d", vocab, model->spec.vocab);
     if (vocab == model->sample_vocab) return 0;
+    graphs_free(model); /* recorded with the addresses of the old state */
     sample_state_close(model->backend, model->sample_state);
     model->sample_state = NULL;
     model->sample_vocab = vocab;

@@ -2,6 +2,7 @@
  * recorded behind that, while the device computes it: nothing waits for the recording, and ready does not either. The
  * engine has the usual numbers recorded while it has nothing else to do (model_record_next). */
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/model/model_private.h"
 
 /* 1, 2, 4, then multiples of 8 up to 128, of 16 up to 256, of 32 up to 512 and so on: at most a sixteenth of the rows
@@ -57,10 +58,22 @@ int model_decode(struct model *model, const struct inputs *in, struct err *err) 
     }
     int rc = model_forward(model, in, err);
     if (rc || model->graph_count == MODEL_GRAPHS_MAX) return rc;
-    return graph_record(model, in, err);
+    struct err why = {0};
+    if (graph_record(model, in, &why)) graphs_give_up(model, &why);
+    return 0; /* the step itself is under way */
+}
+
+/* The device's memory is most likely what a recording lacks; steps run without it. After a fault of the device every
+ * further call fails, so that the fence behind this step tells of it. */
+void graphs_give_up(struct model *model, const struct err *why) {
+    log_warning("a decode step cannot be recorded: all go op by op from here on, which takes longer", "why=%s",
+                log_quote(why->text).text);
+    model->graphs_on = false;
+    graphs_free(model);
 }
 
 void graphs_free(struct model *model) {
     for (int32_t i = 0; i < model->graph_count; i++) backend_graph_free(model->backend, model->graphs[i].graph);
     model->graph_count = 0;
+    model->rows_recorded = 0;
 }

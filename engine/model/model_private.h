@@ -162,6 +162,7 @@ int model_forward(struct model *model, const struct inputs *in, struct err *err)
 int32_t decode_rows(int32_t rows, int32_t most);
 int model_decode(struct model *model, const struct inputs *in, struct err *err);
 bool graph_is_recorded(struct model *model, int32_t rows);
+void graphs_give_up(struct model *model, const struct err *why); /* none any more; says so in the log */
 void graphs_free(struct model *model);
 
 #endif

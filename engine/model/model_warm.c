@@ -76,6 +76,10 @@ bool model_record_next(struct model *model, int *rc, struct err *err) {
         model->rows_recorded = rows;
         if (graph_is_recorded(model, rows)) continue;
         *rc = warm_step(model, rows, 1, 0, err);
+        if (*rc == ERR_NOMEM) { /* what nobody asked for ends no engine */
+            graphs_give_up(model, err);
+            *rc = 0;
+        }
         return true;
     }
     return false;
