@@ -91,6 +91,13 @@ class QuickstartCuda(unittest.TestCase):
         self.assertIn("packages: cuda\n", out)
         self.assertEqual(self.fetched(), 0)
 
+    def test_architectures(self):
+        both = "90a;80-virtual"
+        for lines, archs in (("9.0\n9.0", "90a"), ("8.0\n8.6", both), ("9.0\n8.0", both), ("[N/A]", both)):
+            code, out = self.choose(driver="580", nvcc="13.0", capability="'%s'" % lines)
+            self.assertEqual(code, 0)
+            self.assertTrue(out.endswith("-DQUIRE_CUDA_ARCHS=%s\n" % archs), (lines, out))
+
     def test_toolkit_too_old(self):
         code, out = self.choose(driver="580", nvcc="11.8", CUDA_HOME="/nonexistent")
         self.assertEqual(code, 0)
