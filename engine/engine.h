@@ -61,7 +61,7 @@ struct engine_info {
     char architecture[64];
     char weight_types[64]; /* "q4_1 (210), f32 (61), q8_0 (1)" */
     int32_t vocab, max_model_len, model_context, page_size, pages_total, max_num_seqs, max_num_batched_tokens;
-    int32_t max_num_mixed_tokens; /* 0: none */
+    int32_t max_num_mixed_tokens; /* in effect: at most max_num_batched_tokens */
     int32_t decode_stack_rows;    /* decode steps of so many rows run all layers in one op; 0: none */
     int64_t parameters;
     enum dtype kv_dtype, weight_dtype;

@@ -178,7 +178,8 @@ static void info_fill(struct engine *engine, const struct model_spec *spec, cons
     info->pages_total = pages_total;
     info->max_num_seqs = limits->max_num_seqs;
     info->max_num_batched_tokens = limits->max_num_batched_tokens;
-    info->max_num_mixed_tokens = engine->options.max_num_mixed_tokens;
+    const int32_t mixed = engine->options.max_num_mixed_tokens, most = limits->max_num_batched_tokens;
+    info->max_num_mixed_tokens = mixed && mixed < most ? mixed : most; /* 0: no limit of its own */
     info->kv_dtype = limits->kv_dtype;
     info->weight_bytes = memory->weight_bytes;
     info->workspace_bytes = memory->workspace_bytes;

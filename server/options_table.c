@@ -31,7 +31,8 @@ const struct option_row option_rows[] = {
     {"max-num-batched-tokens", OPTION_I32, AT(max_num_batched_tokens), 16, 65536, NULL, {0}, "TOKENS",
      "most tokens computed in one step; smaller means shorter gaps in streams (CPU: 256, CUDA: 8192)", "Scheduler"},
     {"max-num-mixed-tokens", OPTION_I32, AT(max_num_mixed_tokens), 1, 65536, NULL, {0}, "TOKENS",
-     "most tokens of a step that computes prompts beside running requests, whose streams wait for it (CUDA: 2048)",
+     "most tokens of a step that computes prompts beside running requests, whose streams wait for it (CUDA: 2048); as "
+     "many as --max-num-batched-tokens: no limit of its own",
      "Scheduler"},
     {"max-num-queued-reqs", OPTION_I32, AT(max_num_queued_reqs), 1, 1 << 20, "1024", {0}, "N",
      "most requests waiting; above it 429 with Retry-After", "Scheduler"},
