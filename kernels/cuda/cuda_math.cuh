@@ -119,7 +119,17 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
  * was there before the step (weights, tables); after it, everything issued before is done and visible. Every thread
  * calls it before its first access to what ops write, so that what follows may rely on the whole chain being done.
  * grid_release lets the next kernel begin early; it promises nothing about this one's results. Both do nothing in a
- * kernel that was launched plainly, or compiled for less than sm_90. */
+ * kernel that was launched plainly, or compiled for less than sm_90.
+ *
+ * The rule: a kernel whose successor reads results of this step before its own wait must itself wait before it
+ * releases. For when the successor begins, it knows only that its predecessor has been released: if that waited first,
+ * all before it is done; if not, nothing is. So
+ * 1. decode attention reads page table, keys and values of earlier tokens before its wait: qkv_finish, kv_write and
+ *    rope, one of which it follows, wait and then release;
+ * 2. qkv_finish reads step memory before its wait. The copy that fills it is launched plainly, and the ops that a step
+ *    begins with (table_update, kv_copy, embed) wait and then release, so nothing after them begins before it is done;
+ * 3. the products (linear_mma, linear_rows, linear_sm90) may release before they wait: those that may follow them read
+ *    but weights, tables and step memory before their wait. */
 
 static __device__ __forceinline__ void grid_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

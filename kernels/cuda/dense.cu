@@ -23,7 +23,8 @@ struct embed_kernel_args {
     __nv_bfloat16 *out;
 };
 
-/* The table row of token t, or -1 where the id is none: the sampler leaves -1 for a row of NaN, whose request ends. */
+/* The table row of token t, or -1 (embedded as zeros) where the id is none. The sampler leaves none: for a row of NaN,
+ * whose request ends, last_token is 0. */
 static __device__ __forceinline__ int64_t embed_row(const embed_kernel_args &args, int64_t t) {
     int32_t id = args.token_ids[t];
     if (id == -1 && args.last_token && args.token_slots) id = args.last_token[args.token_slots[t]];
