@@ -12,9 +12,11 @@
  * build reserves the same). It is touched only on use. */
 #define CPU_KV_BYTES_DEFAULT ((size_t)4 << 30)
 
-/* What CUDA takes beside our three pieces: the context and the kernels' code (about 0.5 GiB), scratch of the products,
- * and recorded steps (at most 64 of some 300 nodes each, about 2 MiB apiece). */
-#define CUDA_OVERHEAD_BYTES ((size_t)1 << 30)
+/* What CUDA takes beside our three pieces, set aside for it: the context, the kernels' code (some of it only at a
+ * kernel's first launch) and scratch of the products, about 0.5 GiB; and recorded steps, which come while the engine
+ * runs: at most MODEL_GRAPHS_MAX of some 300 nodes each, about 2 MiB apiece. */
+#define CUDA_GRAPHS_BYTES   ((size_t)MODEL_GRAPHS_MAX * ((size_t)2 << 20))
+#define CUDA_OVERHEAD_BYTES (((size_t)896 << 20) + CUDA_GRAPHS_BYTES)
 
 /* CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt tokens a second; more than 64 rows
  * a decode step gain nothing there. CUDA: prompts of an 8B model run at 48,000 tokens a second, so a step of 8192 that

@@ -1,7 +1,9 @@
 /* backend.h: a device as the ops see it: memory, the worker team or stream, and what it is.
  *
  * Opened by the engine, one a rank; used by that rank's thread alone. Knows nothing of sequences, requests, models or
- * ranks. The CPU backend's device memory is host memory. After the engine says "ready" nothing more is allocated here.
+ * ranks. The CPU backend's device memory is host memory. After the engine says "ready" backend_alloc is called no more;
+ * what still takes device memory then is the driver's own: for a graph at its end, and for a kernel's code at its first
+ * launch. The engine's memory plan leaves that free.
  */
 #ifndef QUIRE_KERNELS_BACKEND_H
 #define QUIRE_KERNELS_BACKEND_H
@@ -100,7 +102,8 @@ int backend_step_commit(struct backend *backend, struct err *err);
 
 /* A recorded sequence of ops; opaque. ERR_UNSUPPORTED where backend_info says no graphs. Between begin and end ops are
  * recorded, not run; uploads, downloads and syncs are not allowed there. After a failed end or a failed op in between,
- * backend_graph_end must still be called; it gives no graph then. */
+ * backend_graph_end must still be called; it gives no graph then. A graph takes device memory: ERR_NOMEM where that is
+ * not there, which harms nothing else. */
 struct graph;
 int backend_graph_begin(struct backend *backend, struct err *err);
 int backend_graph_end(struct backend *backend, struct graph **out, struct err *err);

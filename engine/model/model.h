@@ -100,7 +100,11 @@ struct model_options {
     atomic_int_fast64_t *alive_ns;
 };
 
-/* Binds and prepares the weights, allocates workspace and the KV pool. After it nothing more is allocated. */
+/* Recorded decode steps at most. Each takes some device memory that the driver allocates (see engine_size.c). */
+#define MODEL_GRAPHS_MAX 64
+
+/* Binds and prepares the weights, allocates workspace and the KV pool. After it the model allocates nothing more on the
+ * device; the driver does for a recorded step, and where that fails all decode steps go op by op from then on. */
 int model_open(struct model_files *files, struct backend *backend, const struct model_options *options,
                struct model **out, struct err *err);
 void model_close(struct model *model);

@@ -55,7 +55,6 @@ struct inputs {
 };
 
 /* A recorded decode step of so many rows. Rows are rounded up so that few numbers of them occur: see decode_rows. */
-#define MODEL_GRAPHS_MAX 64
 struct decode_graph {
     int32_t rows;
     bool stacked; /* recorded with the decode stack */
