@@ -3,22 +3,25 @@
 
 usage: tests/gpu_serve.py [--build DIR] device|invariant|apart
   device     starts with --device cuda, says so, answers
-  invariant  a request alone and among 255 others: the same tokens with --batch-invariant
+  invariant  a request alone and among 255 others: the same tokens with --batch-invariant; also of a bf16 model with
+             random weights, without and with part of the prompt from the prefix cache
   apart      the same without it: no answer is garbage (greedy tokens are ones that the model thought likely)
 """
 
-import argparse, concurrent.futures, http.client, json, os, re, signal, subprocess, sys, threading
+import argparse, concurrent.futures, http.client, json, os, random, re, signal, subprocess, sys, tempfile, threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = os.environ.get("QUIRE_TEST_MODEL") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "quire", "SmolLM2-135M-Instruct.Q4_1.gguf"
 )
+CONFIG, LAYERS = os.path.join(ROOT, "tests/bench/configs/llama-3.2-1b/config.json"), 4
 QUESTION = {"model": "m", "temperature": 0, "max_tokens": 48, "logprobs": 1}
+IDS_QUESTION = {"model": "m", "temperature": 0, "max_tokens": 48, "ignore_eos": True, "return_token_ids": True}
 
 
 class Server:
-    def __init__(self, build, *flags):
-        command = [os.path.join(build, "quire"), "serve", MODEL, "--device", "cuda", "--port", "0", *flags]
+    def __init__(self, build, *flags, model=MODEL):
+        command = [os.path.join(build, "quire"), "serve", model, "--device", "cuda", "--port", "0", *flags]
         command += ["--served-model-name", "m"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.lines, self.ready = [], threading.Event()
@@ -36,19 +39,26 @@ class Server:
                 self.ready.set()
         self.ready.set()
 
-    def complete(self, prompt):
+    def ask(self, body):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            body = json.dumps(dict(QUESTION, prompt=prompt))
-            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read()
             if answer.status != 200:
                 raise RuntimeError(f"{answer.status}: {text[:300]}")
-            choice = json.loads(text)["choices"][0]
-            return choice["text"], choice["logprobs"]["token_logprobs"]
+            return json.loads(text)
         finally:
             connection.close()
+
+    def complete(self, prompt):
+        choice = self.ask(dict(QUESTION, prompt=prompt))["choices"][0]
+        return choice["text"], choice["logprobs"]["token_logprobs"]
+
+    def ids(self, prompt):
+        """The answer's ids, and how many tokens of the prompt came from the cache."""
+        answer = self.ask(dict(IDS_QUESTION, prompt=prompt))
+        return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def close(self):
         self.process.send_signal(signal.SIGTERM)
@@ -93,6 +103,28 @@ def invariant(build):
     if answers[0] != alone:
         raise RuntimeError(f"alone: {alone}\namong others: {answers[0]}")
     print(f"the same {len(alone[1])} tokens and log-probabilities alone and among 255 others")
+    with tempfile.TemporaryDirectory(prefix="quire-invariant-") as folder:
+        config = dict(json.load(open(CONFIG)), num_hidden_layers=LAYERS)
+        json.dump(config, open(os.path.join(folder, "config.json"), "w"))
+        for caching in "--no-enable-prefix-caching", "--enable-prefix-caching":
+            invariant_bf16(build, folder, config["vocab_size"], caching)
+
+
+def invariant_bf16(build, folder, vocab, caching):
+    """The watched prompt is of 300 tokens: with caching its pages are there when it is asked again."""
+    r = random.Random(1)
+    asked = [[r.randrange(vocab) for _ in range(300 if i == 0 else 5 + 7 * (i % 29))] for i in range(256)]
+    flags = ["--load-format", "dummy", "--batch-invariant", "--max-num-seqs", "256", "--max-model-len", "2048", caching]
+    server = Server(build, *flags, model=folder)
+    alone, cached = server.ids(asked[0])
+    with concurrent.futures.ThreadPoolExecutor(256) as pool:
+        among, hit = list(pool.map(server.ids, asked))[0]
+    server.close()
+    if cached or bool(hit) != (caching == "--enable-prefix-caching"):
+        raise RuntimeError(f"{caching}: {cached} tokens of the first prompt were cached, {hit} of the second")
+    if len(alone) != IDS_QUESTION["max_tokens"] or len(set(alone)) < 4 or among != alone:
+        raise RuntimeError(f"{caching}: alone: {alone}\namong others: {among}")
+    print(f"bf16: the same {len(alone)} tokens alone and among 255 others, {hit} tokens of the prompt cached")
 
 
 def apart(build):
