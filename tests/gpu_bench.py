@@ -347,7 +347,10 @@ def soak(bench):
     key = "llama-3.1-8b/bf16/tp1/soak"
     model = os.path.join(CONFIGS, "llama-3.1-8b")
     nvml = Nvml()
-    with Server(bench, model, "--load-format", "dummy", "--max-num-seqs", "64"):
+    # With other tests beside it from the third minute to the last but one, memory is looked at before and after them.
+    beside = os.environ.get("QUIRE_SOAK_BESIDE") == "1"
+    share = ["--gpu-memory-utilization", "0.4"] if beside else []
+    with Server(bench, model, "--load-format", "dummy", "--max-num-seqs", "64", *share):
         time.sleep(SOAK_IDLE_SECONDS)
         ready = nvml.used()
         print(f"ready: GPU memory {ready} bytes")
@@ -363,7 +366,8 @@ def soak(bench):
             tokens = metric(text, r"[\w:]*generation_tokens_total")
             if last is not None:
                 rates.append((tokens - last) / minute)
-                samples.append(nvml.used())
+                if not beside or n in (1, 2, 8):
+                    samples.append(nvml.used())
                 print(f"minute {n}: {rates[-1]:.0f} tok/s, GPU memory {samples[-1]} bytes ({samples[-1] - ready:+d}), "
                       f"{sum(s.done for s in soakers)} done, {sum(s.left for s in soakers)} left")  # fmt: skip
             last = tokens
