@@ -22,18 +22,19 @@ struct admission {
     void *block;
 };
 
+/* What output_plain and output_emit_plain look at comes first, within 72 bytes. */
 struct output {
     struct admission *admission;
     int32_t sample;
+    int32_t tokens; /* taken in so far */
     struct detok detok;
-    struct stops stops;
-    struct buf piece; /* one token's text on its way to `stops`; kept, so that a token allocates nothing */
     /* Not yet sent: */
     struct buf ids;       /* int32_t */
     struct buf text;      /* UTF-8 */
     struct buf logprobs;  /* struct event_logprob */
     struct buf text_ends; /* uint32_t */
-    int32_t tokens;       /* taken in so far */
+    struct stops stops;
+    struct buf piece; /* one token's text on its way to `stops`; kept, so that a token allocates nothing */
     enum stop_kind stop_kind;
     int32_t stop_value;
 };
@@ -55,6 +56,11 @@ void output_finish(struct output *output);
 /* Nothing is held of it, nobody matches stop strings in it or wants log-probabilities: a token that does not end it can
  * go out at once. */
 bool output_plain(const struct output *output);
+/* Asks for the memory of it that the two will look at; `admission` is for the caller, some tokens later. */
+static inline void output_prefetch(const struct output *output) {
+    __builtin_prefetch(output, 1);
+    __builtin_prefetch((const char *)output + 64, 1);
+}
 /* output_push and output_emit in one for such a token. */
 void output_emit_plain(struct output *output, const struct text *text, int32_t id, const struct event *head,
                        struct buf *events);

@@ -95,6 +95,16 @@ bool text_token_special(const struct text *text, int32_t id) {
     return id >= 0 && id < text->vocab.count && (text->vocab.flags[id] & VOCAB_SPECIAL) != 0;
 }
 
+void text_prefetch(const struct text *text, int32_t id) {
+    if (id < 0 || id >= text->vocab.count) return;
+    __builtin_prefetch(&text->vocab.offsets[id]);
+    __builtin_prefetch(&text->vocab.flags[id]);
+}
+
+void text_prefetch_bytes(const struct text *text, int32_t id) {
+    if (id >= 0 && id < text->vocab.count) __builtin_prefetch(text->vocab.text.data + text->vocab.offsets[id]);
+}
+
 void text_decode(const struct text *text, const int32_t *ids, size_t count, bool skip_special, struct buf *out) {
     struct detok detok;
     detok_init(&detok, skip_special);

@@ -62,6 +62,11 @@ int text_encode(const struct text *text, const char *utf8, size_t bytes, unsigne
 const char *text_token(const struct text *text, int32_t id, size_t *bytes);
 bool text_token_special(const struct text *text, int32_t id);
 
+/* Ask for the memory that these two will look at, some tokens ahead of it: first where the token lies, then, a few
+ * tokens later, what lies there. Any id may be given. */
+void text_prefetch(const struct text *text, int32_t id);
+void text_prefetch_bytes(const struct text *text, int32_t id);
+
 /* Appends the text of `ids`; broken UTF-8 becomes U+FFFD (Unicode table 3-8). */
 void text_decode(const struct text *text, const int32_t *ids, size_t count, bool skip_special, struct buf *out);
 
