@@ -17,14 +17,25 @@ static void library_open(struct cuda *cuda) {
     log_warning("products of many rows go without cuBLASLt", "why=%s", log_quote(why.text).text);
 }
 
+/* A part of a GPU may have no room for a cluster, or a driver no tensor maps: the portable kernels take everything. */
+static void hopper_open(struct cuda *cuda) {
+    struct linear_sm90 *sm90 = &cuda->linear->sm90;
+    cudaError_t code = (cudaError_t)linear_sm90_open(sm90, cuda->sms);
+    if (code == cudaSuccess) code = (cudaError_t)linear_rows_open();
+    if (code == cudaSuccess) return;
+    cudaGetLastError(); /* told here; a fault that stays comes back with the next call */
+    linear_sm90_close(sm90);
+    sm90->clusters = 0;
+    log_warning("products go by the portable kernels: those for Hopper do not open", "why=%s",
+                log_quote(cudaGetErrorString(code)).text);
+}
+
 int cuda_linear_open(struct backend *backend, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_linear *linear = mem_zalloc(1, sizeof *linear);
     cuda->linear = linear;
     int rc = CUDA_TRY(backend, (cudaError_t)linear_mma_open(cuda), err);
-    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A)
-        rc = CUDA_TRY(backend, (cudaError_t)linear_sm90_open(&linear->sm90, cuda->sms), err);
-    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) rc = CUDA_TRY(backend, (cudaError_t)linear_rows_open(), err);
+    if (!rc && cuda->kernels == CUDA_KERNELS_SM90A) hopper_open(cuda);
     if (!rc) library_open(cuda);
     return rc;
 }

@@ -52,6 +52,7 @@ struct product { /* of the kernel; the arrays of a segment */
     const float *bias;
     void *y;
     int rows, out, cols, blocks; /* blocks of 32 columns, the last may be part */
+    int tile_first;              /* of this launch: tile of weight rows of its blockIdx.y 0 */
     bool x_aligned, gated, gelu, accumulate, out_f32;
 };
 
@@ -284,7 +285,7 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS) mma_kern
     extern __shared__ __align__(128) unsigned char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int wk = warp / (T::WM * T::WN), place = warp % (T::WM * T::WN), wm = place % T::WM, wn = place / T::WM;
-    const int token = (int)blockIdx.x * T::BN, m = (int)blockIdx.y * T::BM;
+    const int token = (int)blockIdx.x * T::BN, m = (p.tile_first + (int)blockIdx.y) * T::BM;
     const int steps = (p.blocks + T::KB - 1) / T::KB;
     float sum[T::MT][T::NT][4] = {};
     /* The first weights come while the kernel before still runs: only x is its result. */
@@ -352,15 +353,25 @@ template <class T> static cudaError_t tile_open() {
     return cudaFuncSetAttribute(mma_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::SHARED);
 }
 
-template <class T> static cudaError_t tile_launch(cudaStream_t stream, const product &p, bool early) {
+/* A grid has 65535 blocks along y at most: rows of a vocabulary above a million go in several launches. */
+template <class T> static cudaError_t tile_launch(cudaStream_t stream, const product &whole, bool early) {
+    constexpr int TILES_MAX = 65535;
+    const int tiles = (whole.out + T::BM - 1) / T::BM;
+    product p = whole;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)((p.rows + T::BN - 1) / T::BN), (unsigned)((p.out + T::BM - 1) / T::BM));
     config.blockDim = dim3(T::THREADS), config.dynamicSmemBytes = T::SHARED, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, mma_kernel<T>, p);
+    cudaError_t e = cudaSuccess;
+    for (; p.tile_first < tiles && !e; p.tile_first += TILES_MAX) {
+        const int left = tiles - p.tile_first;
+        config.gridDim =
+            dim3((unsigned)((p.rows + T::BN - 1) / T::BN), (unsigned)(left < TILES_MAX ? left : TILES_MAX));
+        e = cudaLaunchKernelEx(&config, mma_kernel<T>, p);
+    }
+    return e;
 }
 
 template <int K> static cudaError_t kind_open() {
