@@ -1,6 +1,7 @@
 /* Opening and closing the CUDA device, and what its errors are called. */
 #include "kernels/cuda/cuda.h"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -202,9 +203,17 @@ static void context_close(struct cuda *cuda) {
     cudaGetLastError();
 }
 
+int cuda_thread_enter(struct backend *backend, struct err *err) {
+    int current = -1;
+    int rc = CUDA_TRY(backend, cudaGetDevice(&current), err);
+    if (rc || current == backend->cuda->ordinal) return rc;
+    return CUDA_TRY(backend, cudaSetDevice(backend->cuda->ordinal), err);
+}
+
 void cuda_close(struct backend *backend) {
     struct cuda *cuda = backend->cuda;
     if (!cuda) return;
+    if (cuda->stream) cuda_thread_enter(backend, NULL); /* what fails here fails again below */
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     cuda_loader_close(backend);
     cuda_linear_close(backend);
@@ -220,6 +229,41 @@ void cuda_close(struct backend *backend) {
 static void *library_load(void *unused) {
     cublaslt_load(NULL); /* cuda_linear_open says what is wrong with it */
     return unused;
+}
+
+static void *driver_entry(const char *name, unsigned version) {
+    void *entry = NULL;
+#if CUDART_VERSION >= 12050
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t code = cudaGetDriverEntryPointByVersion(name, &entry, version, cudaEnableDefault, &found);
+#else
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+    (void)version;
+#endif
+    return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
+}
+
+/* Whether this process has a context on the device already: another backend's, which an open that fails must leave.
+ * Where the driver cannot say, it has. */
+static bool context_is_there(int ordinal) {
+    CUresult (*get)(CUdevice *, int) = NULL;
+    CUresult (*state)(CUdevice, unsigned *, int *) = NULL;
+    CUdevice device = 0;
+    unsigned flags = 0;
+    int active = 1;
+    void *entries[2] = {driver_entry("cuDeviceGet", 2000), driver_entry("cuDevicePrimaryCtxGetState", 7000)};
+    memcpy(&get, &entries[0], sizeof get);
+    memcpy(&state, &entries[1], sizeof state);
+    if (!get || !state || get(&device, ordinal) != CUDA_SUCCESS) return true;
+    return state(device, &flags, &active) != CUDA_SUCCESS || active;
+}
+
+/* A reset is of the thread's current device: if the very choice of ours failed, that is another. */
+static void context_drop(int ordinal) {
+    int current = -1;
+    if (cudaGetDevice(&current) == cudaSuccess && current == ordinal) cudaDeviceReset();
+    cudaGetLastError();
 }
 
 static int device_open(struct backend *backend, const struct backend_options *options, int driver, struct err *err) {
@@ -246,9 +290,11 @@ int cuda_open(struct backend *backend, const struct backend_options *options, st
     cuda->ordinal = options->ordinal;
     cuda->capability = capability;
     cuda->batch_invariant = options->batch_invariant;
+    const bool shared = context_is_there(options->ordinal);
     rc = device_open(backend, options, driver, err);
     if (rc) {
         cuda_close(backend);
+        if (!shared) context_drop(options->ordinal);
         memset(&backend->info, 0, sizeof backend->info);
         return rc;
     }

@@ -50,9 +50,14 @@ struct cuda {
 };
 
 /* Fills backend->info, ->cuda and ->table. ERR_UNSUPPORTED with one clear line: no device, driver too old, too old a
- * GPU, kernels that this GPU lacks. Nothing is left allocated then. */
+ * GPU, kernels that this GPU lacks. Nothing is left allocated then, nor a
+ * context that was not there before. */
 int cuda_open(struct backend *backend, const struct backend_options *options, struct err *err);
 void cuda_close(struct backend *backend); /* waits for what runs, gives everything back */
+
+/* CUDA's current device is a thread's own setting, and the thread that uses a backend need not be the one that opened
+ * it: called first by whatever allocates, frees, copies or waits outside a step. */
+int cuda_thread_enter(struct backend *backend, struct err *err);
 
 extern const struct device_table cuda_table;
 

@@ -5,6 +5,7 @@
 
 #include "engine/base/arith.h"
 #include "engine/base/check.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #define CARVE_ALIGN ((size_t)256) /* as cudaMalloc: TMA and bulk copies take any address of ours */
@@ -22,8 +23,6 @@ struct cuda_memory {
 static cudaError_t block_open(struct cuda *cuda, enum memory_kind kind, size_t bytes, void **out) {
     cudaError_t code;
     *out = NULL;
-    code = cudaSetDevice(cuda->ordinal); /* a thread's own setting, and any thread may open a model */
-    if (code != cudaSuccess) return code;
     if (kind == MEMORY_PINNED) {
         code = cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
         if (code == cudaSuccess) memset(*out, 0, bytes);
@@ -38,12 +37,18 @@ static cudaError_t block_open(struct cuda *cuda, enum memory_kind kind, size_t b
     return code;
 }
 
-static void block_close(struct cuda *cuda, enum memory_kind kind, void *p) {
-    if (kind == MEMORY_PINNED)
-        cudaFreeHost(p);
-    else
-        cudaFree(p);
-    if (cuda->dead) cudaGetLastError();
+/* What cannot be given back is said, once the device is not dead anyway. */
+static void freed(struct backend *backend, cudaError_t code) {
+    struct err why = {0};
+    const bool dead = backend->cuda->dead;
+    if (CUDA_TRY(backend, code, &why) && !dead)
+        log_warning("memory of the GPU was not given back", "why=%s", log_quote(why.text).text);
+}
+
+/* Waits for what may still use it. */
+static void block_close(struct backend *backend, enum memory_kind kind, void *p) {
+    freed(backend, cudaStreamSynchronize(backend->cuda->stream));
+    freed(backend, kind == MEMORY_PINNED ? cudaFreeHost(p) : cudaFree(p));
 }
 
 void cuda_memory_open(struct backend *backend) {
@@ -54,8 +59,7 @@ void cuda_memory_close(struct backend *backend) {
     struct cuda_memory *memory = backend->cuda->memory;
     if (!memory) return;
     for (int kind = 0; kind < MEMORY_KIND_COUNT; kind++)
-        if (memory->reserved[kind].base)
-            block_close(backend->cuda, (enum memory_kind)kind, memory->reserved[kind].base);
+        if (memory->reserved[kind].base) block_close(backend, (enum memory_kind)kind, memory->reserved[kind].base);
     mem_free(memory);
     backend->cuda->memory = NULL;
 }
@@ -72,6 +76,7 @@ void *cuda_memory_alloc(struct backend *backend, enum memory_kind kind, size_t b
     struct block *block = &backend->cuda->memory->reserved[kind];
     void *p;
     CHECK(!backend->cuda->capturing);
+    if (cuda_thread_enter(backend, NULL)) return NULL;
     if (bytes == 0) bytes = 1;
     if (block->base) return block_carve(block, bytes);
     return CUDA_TRY(backend, block_open(backend->cuda, kind, bytes, &p), NULL) ? NULL : p;
@@ -82,18 +87,21 @@ void cuda_memory_free(struct backend *backend, enum memory_kind kind, void *p, s
     struct block *block = &backend->cuda->memory->reserved[kind];
     unsigned char *at = p;
     size_t rounded;
+    struct err why = {0};
+    const bool dead = backend->cuda->dead;
+    if (cuda_thread_enter(backend, &why) && !dead)
+        log_warning("the GPU is not there to give memory back", "why=%s", log_quote(why.text).text);
     if (!block->base || at < block->base || at >= block->base + block->bytes) {
-        cudaStreamSynchronize(backend->cuda->stream); /* pinned memory may still be written */
-        block_close(backend->cuda, kind, p);
+        block_close(backend, kind, p);
         return;
     }
     if (!size_align(bytes ? bytes : 1, CARVE_ALIGN, &rounded) || at + rounded != block->base + block->used) return;
     block->used -= rounded;
     if (kind == MEMORY_PINNED) {
-        cudaStreamSynchronize(backend->cuda->stream);
+        freed(backend, cudaStreamSynchronize(backend->cuda->stream));
         memset(p, 0, rounded);
     } else {
-        CUDA_TRY(backend, cudaMemsetAsync(p, 0, rounded, backend->cuda->stream), NULL);
+        freed(backend, cudaMemsetAsync(p, 0, rounded, backend->cuda->stream));
     }
 }
 
@@ -102,7 +110,8 @@ int cuda_memory_reserve(struct backend *backend, enum memory_kind kind, size_t b
     void *p;
     CHECK(!block->base);
     if (bytes == 0) return 0;
-    int rc = CUDA_TRY(backend, block_open(backend->cuda, kind, bytes, &p), err);
+    int rc = cuda_thread_enter(backend, err);
+    if (!rc) rc = CUDA_TRY(backend, block_open(backend->cuda, kind, bytes, &p), err);
     if (rc == ERR_NOMEM) {
         size_t free_bytes = 0, total = 0;
         cudaMemGetInfo(&free_bytes, &total);
@@ -119,18 +128,21 @@ int cuda_memory_reserve(struct backend *backend, enum memory_kind kind, size_t b
 int cuda_upload(struct backend *backend, void *device, const void *host, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     CHECK(!cuda->capturing);
-    int rc = CUDA_TRY(backend, cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, cuda->stream), err);
+    int rc = cuda_thread_enter(backend, err);
+    if (!rc) rc = CUDA_TRY(backend, cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, cuda->stream), err);
     return rc ? rc : CUDA_TRY(backend, cudaStreamSynchronize(cuda->stream), err);
 }
 
 int cuda_download(struct backend *backend, void *host, const void *device, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     CHECK(!cuda->capturing);
-    int rc = CUDA_TRY(backend, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, cuda->stream), err);
+    int rc = cuda_thread_enter(backend, err);
+    if (!rc) rc = CUDA_TRY(backend, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, cuda->stream), err);
     return rc ? rc : CUDA_TRY(backend, cudaStreamSynchronize(cuda->stream), err);
 }
 
 int cuda_sync(struct backend *backend, struct err *err) {
     CHECK(!backend->cuda->capturing);
-    return CUDA_TRY(backend, cudaStreamSynchronize(backend->cuda->stream), err);
+    int rc = cuda_thread_enter(backend, err);
+    return rc ? rc : CUDA_TRY(backend, cudaStreamSynchronize(backend->cuda->stream), err);
 }
