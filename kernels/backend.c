@@ -1,5 +1,7 @@
 #include "kernels/backend.h"
 
+#include <string.h>
+
 #include "engine/base/arith.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
@@ -16,6 +18,10 @@ static int device_open(struct backend *backend, const struct backend_options *op
     struct err why = {0};
     if (options->device == DEVICE_AUTO) {
         if (cuda_open(backend, options, &why) == 0) return 0;
+        if (strcmp(why.field, "cuda_kernels") == 0) { /* there is a GPU, and what was asked of it cannot be had */
+            if (err) *err = why;
+            return why.code;
+        }
         log_info("no CUDA device, the CPU serves", "why=%s", log_quote(why.text).text);
     }
 #else
@@ -100,6 +106,11 @@ int backend_sync(struct backend *backend, struct err *err) {
 
 /* ---- step memory --------------------------------------------------------------------------------------------------
  */
+
+bool backend_step_device_bytes(const struct backend *backend, size_t bytes, size_t *out) {
+    *out = bytes;
+    return !backend->table->step_device_bytes || backend->table->step_device_bytes(bytes, out);
+}
 
 int backend_step_open(struct backend *backend, size_t bytes, struct err *err) {
     CHECK(!backend->step.host && bytes > 0);

@@ -53,7 +53,8 @@ struct backend_info {
     char driver[64];                              /* CUDA: "driver 13.0, runtime 13.0, compute capability 9.0" */
 };
 
-/* DEVICE_AUTO takes CUDA if a device opens, else the CPU. ERR_UNSUPPORTED when the asked device or ISA is not there. */
+/* DEVICE_AUTO takes CUDA if a device opens, else the CPU; cuda_kernels that its GPU lacks are refused all the same.
+ * ERR_UNSUPPORTED when the asked device or ISA is not there. */
 int backend_open(const struct backend_options *options, struct backend **out, struct err *err);
 void backend_close(struct backend *backend);
 const struct backend_info *backend_info(const struct backend *backend);
@@ -87,8 +88,10 @@ int backend_sync(struct backend *backend, struct err *err);
  * into device addresses. The same sequence of sizes gives the same addresses in every step, so that a captured graph
  * finds the new values where it found the old ones. */
 
+/* What backend_step_open takes of MEMORY_WORKSPACE for a block of `bytes`; false: more than can be counted. */
+bool backend_step_device_bytes(const struct backend *backend, size_t bytes, size_t *out);
 /* Once, before the first step; MEMORY_PINNED on CUDA (several blocks in turn, so that the host fills one while the copy
- * of the last is still to come) and a device block of MEMORY_WORKSPACE. */
+ * of the last is still to come) and device blocks of MEMORY_WORKSPACE. */
 int backend_step_open(struct backend *backend, size_t bytes, struct err *err);
 /* Begins a step's block. Waits (in practice never) until an earlier copy out of it is done. */
 int backend_step_begin(struct backend *backend, struct err *err);

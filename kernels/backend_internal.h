@@ -44,6 +44,7 @@ struct device_table {
     int (*upload)(struct backend *backend, void *device, const void *host, size_t bytes, struct err *err);
     int (*download)(struct backend *backend, void *host, const void *device, size_t bytes, struct err *err);
     int (*sync)(struct backend *backend, struct err *err);
+    bool (*step_device_bytes)(size_t bytes, size_t *out); /* or NULL: as many as asked for */
     /* step_open allocates and sets backend->step.host; step_begin may set it to another block; step_commit issues the
      * copy of backend->step.used bytes. */
     int (*step_open)(struct backend *backend, size_t bytes, struct err *err);

@@ -192,6 +192,9 @@ static void on_loaded(uv_async_t *async) {
     serve_report(serve);
     if (serve->options.enforce_eager && !engine_info(serve->app.engine)->backend.graphs)
         log_info("--enforce-eager changes nothing: the CPU has no device graphs", "");
+    if (serve->options.cuda_kernels != OPTION_KERNELS_AUTO &&
+        engine_info(serve->app.engine)->backend.device != DEVICE_CUDA)
+        log_info("--cuda-kernels changes nothing: the CPU serves", "");
     log_info("ready", "model=%s seconds=%.3f", log_quote(serve->app.model_name).text, serve->start_seconds);
 }
 

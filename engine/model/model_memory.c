@@ -105,9 +105,10 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
     out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
     enum dtype dtype;
     if ((rc = weights_plan(files, backend, &out->weight_bytes, &dtype, err))) return rc;
-    size_t state = sample_state_bytes(backend, limits->max_num_seqs + 1, files->spec.vocab);
+    size_t step_bytes, state = sample_state_bytes(backend, limits->max_num_seqs + 1, files->spec.vocab);
     if (!size_add(workspace.bytes, state, &out->workspace_bytes) ||
-        !size_add(out->workspace_bytes, workspace.step_bytes, &out->workspace_bytes) ||
+        !backend_step_device_bytes(backend, workspace.step_bytes, &step_bytes) ||
+        !size_add(out->workspace_bytes, step_bytes, &out->workspace_bytes) ||
         !size_add(out->workspace_bytes, stack_bytes(&files->spec, backend, limits, dtype), &out->workspace_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     return 0;

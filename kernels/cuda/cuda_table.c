@@ -14,6 +14,7 @@ const struct device_table cuda_table = {
     .upload = cuda_upload,
     .download = cuda_download,
     .sync = cuda_sync,
+    .step_device_bytes = cuda_step_device_bytes,
     .step_open = cuda_step_open,
     .step_begin = cuda_step_begin,
     .step_commit = cuda_step_commit,

@@ -62,20 +62,28 @@ static int events_open(struct backend *backend, struct cuda_step *step, struct e
     return rc;
 }
 
+static bool step_stride(size_t bytes, size_t *stride) {
+    return size_align(bytes < COPY_BYTES_MIN ? COPY_BYTES_MIN : bytes, 256, stride);
+}
+
+bool cuda_step_device_bytes(size_t bytes, size_t *out) {
+    return step_stride(bytes, out) && size_mul(*out, 1 + STEP_BLOCKS, out);
+}
+
 int cuda_step_open(struct backend *backend, size_t bytes, struct err *err) {
     struct cuda_step *step = mem_zalloc(1, sizeof *step);
-    void *host = NULL, *device = NULL;
+    void *host = NULL, *device = NULL, *stage = NULL;
     size_t stride = 0, all;
     backend->cuda->step = step;
-    if (!size_align(bytes < COPY_BYTES_MIN ? COPY_BYTES_MIN : bytes, 256, &stride) ||
-        !size_mul(stride, STEP_BLOCKS, &all))
+    if (!step_stride(bytes, &stride) || !size_mul(stride, STEP_BLOCKS, &all))
         return err_set(err, ERR_NOMEM, "step memory of %zu bytes cannot be", bytes);
     int rc = backend_alloc(backend, MEMORY_PINNED, all, &host, err);
     step->host = host;
     step->stride = stride;
     if (!rc) rc = backend_alloc(backend, MEMORY_WORKSPACE, stride, &device, err);
     backend->cuda->step_device = device;
-    if (!rc) rc = CUDA_TRY(backend, cudaMalloc((void **)&step->stage, all), err);
+    if (!rc) rc = backend_alloc(backend, MEMORY_WORKSPACE, all, &stage, err);
+    step->stage = stage;
     if (!rc) rc = events_open(backend, step, err);
     if (rc)
         cuda_step_close(backend);
@@ -91,7 +99,7 @@ void cuda_step_close(struct backend *backend) {
         if (step->copied[i]) cudaEventDestroy(step->copied[i]);
         if (step->taken[i]) cudaEventDestroy(step->taken[i]);
     }
-    if (step->stage) cudaFree(step->stage);
+    backend_free(backend, MEMORY_WORKSPACE, step->stage, STEP_BLOCKS * step->stride);
     backend_free(backend, MEMORY_WORKSPACE, backend->cuda->step_device, step->stride);
     backend_free(backend, MEMORY_PINNED, step->host, STEP_BLOCKS * step->stride);
     mem_free(step);
@@ -104,17 +112,18 @@ void cuda_step_close(struct backend *backend) {
 static int thread_enter(struct backend *backend, struct cuda_step *step, struct err *err) {
     const pthread_t self = pthread_self();
     if (step->threaded && pthread_equal(step->thread, self)) return CUDA_TRY(backend, cudaSuccess, err); /* or dead */
+    int rc = cuda_thread_enter(backend, err);
     step->thread = self;
-    step->threaded = true;
+    step->threaded = rc == 0;
     prctl(PR_SET_TIMERSLACK, 1000UL);
-    return CUDA_TRY(backend, cudaSetDevice(backend->cuda->ordinal), err);
+    return rc;
 }
 
 /* The first step ends the loading: its threads and pinned ring go back. */
 int cuda_step_begin(struct backend *backend, struct err *err) {
     struct cuda_step *step = backend->cuda->step;
-    if (backend->cuda->loader) cuda_loader_close(backend);
     int rc = thread_enter(backend, step, err);
+    if (backend->cuda->loader) cuda_loader_close(backend);
     step->current = (step->current + 1) % STEP_BLOCKS;
     if (!rc && step->pending[step->current]) rc = event_wait(backend, step->copied[step->current], err);
     step->pending[step->current] = false;

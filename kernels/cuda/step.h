@@ -15,6 +15,8 @@
 extern "C" {
 #endif
 
+/* What cuda_step_open takes of MEMORY_WORKSPACE: the block that the ops read, and the stage of each of the three. */
+bool cuda_step_device_bytes(size_t bytes, size_t *out);
 int cuda_step_open(struct backend *backend, size_t bytes, struct err *err);
 int cuda_step_begin(struct backend *backend, struct err *err);
 int cuda_step_commit(struct backend *backend, struct err *err);

@@ -369,6 +369,7 @@ static void test_refused(void **state) {
     if (backend_open(&cuda, &backend, &why) == 0) {
         backend_close(backend);
         refused((struct backend_options){.device = DEVICE_CUDA, .cuda_kernels = "sm_10"}, "cuda_kernels");
+        refused((struct backend_options){.device = DEVICE_AUTO, .cuda_kernels = "sm_10"}, "cuda_kernels");
     } else {
         print_message("no GPU: %s\n", why.text);
         refused(cuda, "device");
