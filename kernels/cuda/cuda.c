@@ -53,6 +53,11 @@ __attribute__((cold)) static int report(struct backend *backend, cudaError_t cod
     char text[sizeof cuda->dead_text];
     snprintf(text, sizeof text, "CUDA: %s (%s) at %s:%d, %.120s", cudaGetErrorString(code), cudaGetErrorName(code),
              name ? name + 1 : file, line, expression);
+    const uint32_t hang = cuda->stack_error ? *cuda->stack_error : 0;
+    const size_t length = strlen(text);
+    if (hang && error_is_sticky(code))
+        snprintf(text + length, sizeof text - length, "; the decode stack waited in vain %s",
+                 hang == 1 ? "in its ring" : "at its grid barrier");
     cudaGetLastError(); /* what is not sticky is told once */
     if (cuda->capturing) cuda->capture_failed = true;
     if (code == cudaErrorMemoryAllocation) return err_set(err, ERR_NOMEM, "%s", text);

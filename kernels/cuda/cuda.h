@@ -42,6 +42,7 @@ struct cuda {
     bool capture_failed; /* an op failed since the recording began: it gives no graph */
     bool dead;           /* a sticky error was seen: every later call fails with it */
     char dead_text[256];
+    const volatile uint32_t *stack_error; /* pinned, or NULL: what the decode stack says before it traps */
     struct cuda_memory *memory;
     struct cuda_linear *linear;
     struct cuda_loader *loader; /* pinned ring and copy threads of weight_prepare; given back by the first step */

@@ -17,11 +17,12 @@ struct cuda_stack {
     struct stack_args args;
     unsigned char *memory;
     size_t memory_bytes;
+    uint32_t *error; /* pinned: read after a fault, when device memory no longer answers */
 };
 
 /* Where things lie in the stack's block. */
 struct stack_layout {
-    size_t maps, layers, residual, qkv, gate_up, squares, tiles, part, part_stats, barriers, error, bytes;
+    size_t maps, layers, residual, qkv, gate_up, squares, tiles, part, part_stats, barriers, bytes;
 };
 
 static size_t layout_take(struct stack_layout *layout, size_t bytes) {
@@ -50,7 +51,6 @@ static struct stack_layout layout_of(const struct decode_stack_options *o, int32
     l.part = layout_take(&l, slots * group * (size_t)o->head_dim * sizeof(float));
     l.part_stats = layout_take(&l, slots * group * 2 * sizeof(float));
     l.barriers = layout_take(&l, 64 * sizeof(uint64_t));
-    l.error = layout_take(&l, sizeof(uint32_t));
     return l;
 }
 
@@ -220,7 +220,6 @@ static struct stack_args args_of(const struct decode_stack_options *o, const str
                                .part_stats = (float *)(void *)(memory + at->part_stats),
                                .barriers = (uint64_t *)(void *)(memory + at->barriers),
                                .tiles = memory + at->tiles,
-                               .error = (uint32_t *)(void *)(memory + at->error),
                                .layer_count = o->layer_count,
                                .hidden = o->hidden,
                                .ffn = o->ffn,
@@ -257,7 +256,10 @@ int cuda_stack_open(struct backend *backend, const struct decode_stack_options *
     const struct stack_layout at = layout_of(options, rows, backend->cuda->sms);
     struct cuda_stack *stack = mem_zalloc(1, sizeof *stack);
     void *memory = NULL;
-    int rc = backend_alloc(backend, MEMORY_WORKSPACE, at.bytes, &memory, err);
+    void *error = NULL;
+    int rc = backend_alloc(backend, MEMORY_PINNED, sizeof *stack->error, &error, err);
+    stack->error = error;
+    if (rc == 0) rc = backend_alloc(backend, MEMORY_WORKSPACE, at.bytes, &memory, err);
     if (rc == 0) {
         stack->memory = memory;
         stack->memory_bytes = at.bytes;
@@ -269,6 +271,8 @@ int cuda_stack_open(struct backend *backend, const struct decode_stack_options *
         return rc;
     }
     stack->args = args_of(options, &at, stack->memory);
+    stack->args.error = stack->error;
+    backend->cuda->stack_error = stack->error;
     head_fill(&stack->head, options, rows);
     *out = &stack->head;
     return 0;
@@ -277,6 +281,8 @@ int cuda_stack_open(struct backend *backend, const struct decode_stack_options *
 void cuda_stack_close(struct backend *backend, struct decode_stack *head) {
     struct cuda_stack *stack = (struct cuda_stack *)(void *)head;
     if (stack->memory) backend_free(backend, MEMORY_WORKSPACE, stack->memory, stack->memory_bytes);
+    if (stack->error && backend->cuda->stack_error == stack->error) backend->cuda->stack_error = NULL;
+    backend_free(backend, MEMORY_PINNED, stack->error, sizeof *stack->error);
     mem_free(stack);
 }
 
