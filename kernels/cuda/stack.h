@@ -53,7 +53,7 @@ struct stack_args {
     float *part_stats;                /* [rows n_kv_heads + ctas, group, 2] f32: maximum and sum of each */
     uint64_t *barriers;               /* [0] and [32]: arrivals of the grid with few and many rows, of all steps */
     uint64_t *barrier;                /* the one of them that this step uses */
-    uint32_t *error;                  /* pinned; after a wait that never ended 1 (in the ring) or 2 (at the grid barrier) */
+    uint32_t *error;                  /* pinned; after an endless wait 1 (in the ring) or 2 (at the grid barrier) */
     int32_t layer_count, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab, page_size, max_pages;
     float norm_eps, norm_weight_offset, attn_scale;
     /* the step */
