@@ -289,17 +289,18 @@ static void on_drained(void *user) {
 
 /* ---- events ----------------------------------------------------------------------------------------------------- */
 
-static void event_measure(struct generation *g, int32_t prompt, const struct sample *before,
-                          const struct event *event) {
+/* What the counters hear of an event that sample `now` has taken in already; `before`: how it stood until then. */
+static void event_measure(struct generation *g, int32_t prompt, int32_t number, const struct sample *before,
+                          const struct sample *now) {
     struct metrics *metrics = g->app->metrics;
-    int32_t tokens = event->output_tokens - before->output_tokens;
-    if (!before->first_token_ns && event->first_token_ns && event->sample == 0)
-        metrics_first_token(metrics, event->arrival_ns, event->first_token_ns);
+    int32_t tokens = now->output_tokens - before->output_tokens;
+    if (!before->first_token_ns && now->first_token_ns && number == 0)
+        metrics_first_token(metrics, now->arrival_ns, now->first_token_ns);
     if (before->last_token_ns && tokens > 0)
-        metrics_further_tokens(metrics, before->last_token_ns, event->last_token_ns, tokens);
+        metrics_further_tokens(metrics, before->last_token_ns, now->last_token_ns, tokens);
     if (!before->last_token_ns && tokens > 1)
-        metrics_further_tokens(metrics, event->first_token_ns, event->last_token_ns, tokens - 1);
-    if (event->finish != FINISH_NONE && --g->unfinished[prompt] == 0) prompt_finished(g, prompt);
+        metrics_further_tokens(metrics, now->first_token_ns, now->last_token_ns, tokens - 1);
+    if (now->finish != FINISH_NONE && --g->unfinished[prompt] == 0) prompt_finished(g, prompt);
 }
 
 static void error_event(struct generation *g, const struct event *event) {
@@ -317,8 +318,9 @@ static void event_take(struct app *app, const struct event *event) {
     int32_t prompt = (int32_t)(event->request_id - g->first_id), index = prompt * (int32_t)g->ask.n + event->sample;
     struct sample *sample = &g->answer.samples[index];
     if (sample->finish != FINISH_NONE) return;
-    event_measure(g, prompt, sample, event);
+    const struct sample before = *sample; /* its numbers; the buffers are the sample's */
     answer_add(&g->answer, index, event);
+    event_measure(g, prompt, event->sample, &before, sample);
     if (event->finish == FINISH_ERROR) {
         error_event(g, event);
     } else if (g->ask.dialect->by_step && g->ask.stream) {

@@ -347,6 +347,46 @@ class BadInput(unittest.TestCase):
         self.assertEqual(server.post("/v1/completions", body).json()["choices"], before)
 
 
+class Counters(unittest.TestCase):
+    """/metrics counts a request whole, its last event included, streamed or not."""
+
+    def test_sums_are_exact(self):
+        per_request = ("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens",
+                       "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+                       "request_prefill_time_seconds", "request_decode_time_seconds",
+                       "request_inference_time_seconds", "request_time_per_output_token_seconds")
+        own = Server()
+        try:
+            def read():
+                series = ["vllm:%s_%s{" % (name, end) for name in per_request for end in ("count", "sum")]
+                series += ["vllm:inter_token_latency_seconds_count{", "vllm:generation_tokens_total{"]
+                return {s: own.metric(s) for s in series}
+
+            for n, tokens, stream in ((1, 5, False), (1, 20, True), (1, 20, False), (3, 7, False), (2, 7, True)):
+                with self.subTest(n=n, tokens=tokens, stream=stream):
+                    before = read()
+                    body = {"prompt": FRANCE, "max_tokens": tokens, "n": n, "ignore_eos": True, "stream": stream,
+                            "seed": 1}
+                    self.assertEqual(own.post("/v1/completions", body).status, 200)
+                    own.until(lambda: own.metric("vllm:num_requests_running") == 0)
+                    after = read()
+                    grown = {s: after[s] - before[s] for s in after}
+                    for name in per_request:
+                        self.assertEqual(grown["vllm:%s_count{" % name], 1, name)
+                    self.assertEqual(grown["vllm:request_generation_tokens_sum{"], n * tokens)
+                    self.assertEqual(grown["vllm:request_max_num_generation_tokens_sum{"], tokens)
+                    self.assertEqual(grown["vllm:generation_tokens_total{"], n * tokens)
+                    self.assertEqual(grown["vllm:inter_token_latency_seconds_count{"], n * (tokens - 1))
+                    self.assertGreater(grown["vllm:request_inference_time_seconds_sum{"], 0)
+                    self.assertAlmostEqual(
+                        grown["vllm:request_prefill_time_seconds_sum{"] + grown["vllm:request_decode_time_seconds_sum{"],
+                        grown["vllm:request_inference_time_seconds_sum{"],
+                        places=6,
+                    )
+        finally:
+            own.close()
+
+
 class Leaving(unittest.TestCase):
     def test_gone_clients_are_cancelled(self):
         for stream in (True, False):
