@@ -89,8 +89,8 @@ struct engine_stats {
     char dead_text[448];
 };
 
-/* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_NOMEM with the
- * arithmetic (ERR_UNSUPPORTED where a GPU has too little: the flags must change). */
+/* Loads the model and starts the thread. Errors: ERR_INVALID/ERR_NOT_FOUND for the files, ERR_UNSUPPORTED with the
+ * arithmetic when the plan does not fit (the flags must change), ERR_NOMEM when an allocation failed all the same. */
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err);
 /* Ends every request with FINISH_SHUTDOWN, joins the thread, frees all. */
 void engine_close(struct engine *engine);

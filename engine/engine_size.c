@@ -98,25 +98,68 @@ static int pages_count(const struct model_limits *limits, const struct model_mem
     return 0;
 }
 
+/* What the plan takes and may take, in bytes. */
+struct memory_sum {
+    size_t weights, workspace, overhead, kv;
+    size_t share; /* what --gpu-memory-utilization allows; SIZE_MAX where it has no say */
+    size_t free;
+};
+
+/* What would help: never less of one piece where another alone is too large. */
+static const char *memory_advice(const struct engine *engine, const struct memory_sum *sum) {
+    size_t weights = sum->weights + sum->overhead, fixed = weights + sum->workspace;
+    bool kv_given = engine->options.kv_cache_bytes > 0;
+    if (weights > sum->free) return "the weights alone do not fit: take a smaller or quantised model";
+    if (weights > sum->share)
+        return "the weights alone are more than --gpu-memory-utilization allows: take a larger share";
+    if (fixed > sum->free) return "take a smaller --max-num-batched-tokens or --max-num-seqs";
+    if (fixed > sum->share) return "take a larger --gpu-memory-utilization or a smaller --max-num-batched-tokens";
+    if (fixed + sum->kv > sum->free)
+        return kv_given ? "take a smaller --kv-cache-memory-bytes" : "take a smaller --max-model-len";
+    return kv_given ? "take a larger --gpu-memory-utilization or a smaller --kv-cache-memory-bytes"
+                    : "take a larger --gpu-memory-utilization or a smaller --max-model-len";
+}
+
+/* Does the plan fit? If not, the arithmetic and what to change. */
+static int memory_check(const struct engine *engine, const struct model_limits *limits, const struct memory_sum *sum,
+                        struct err *err) {
+    size_t room = sum->free < sum->share ? sum->free : sum->share;
+    size_t fixed = sum->weights + sum->workspace + sum->overhead;
+    char overhead[48] = "", share[80] = "";
+    if (fixed <= room && sum->kv <= room - fixed) return 0;
+    if (on_cuda(engine)) snprintf(overhead, sizeof overhead, " + CUDA itself %zu MiB", sum->overhead >> 20);
+    if (sum->share < SIZE_MAX)
+        snprintf(share, sizeof share, " and --gpu-memory-utilization %.2f of %s allows %zu MiB",
+                 engine->options.memory_utilization, on_cuda(engine) ? "all" : "these", sum->share >> 20);
+    return err_set(err, ERR_UNSUPPORTED,
+                   "not enough memory: weights %zu MiB + workspace %zu MiB%s + KV %zu MiB (%s %d tokens) = %zu MiB, "
+                   "but %zu MiB are free%s; %s%s",
+                   sum->weights >> 20, sum->workspace >> 20, overhead, sum->kv >> 20,
+                   engine->options.kv_cache_bytes ? "asked for; one context is" : "one context of",
+                   limits->max_model_len, (fixed + sum->kv) >> 20, sum->free >> 20, share, memory_advice(engine, sum),
+                   on_cuda(engine) && fixed + sum->kv > sum->free ? ", or free the GPU" : "");
+}
+
 /* Pages for the pool of a CPU: what was asked for, else a share of what is left beside weights and workspace. */
 static int cpu_pages_decide(const struct engine *engine, const struct model_limits *limits,
                             const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
-    size_t bytes = o->kv_cache_bytes, free_bytes = backend_info(engine->backend)->memory_free_bytes;
-    size_t fixed = memory->weight_bytes + memory->workspace_bytes;
-    int32_t one_context = i32_ceil_div(limits->max_model_len, limits->page_size);
-    if (!bytes) {
-        size_t share = (size_t)((double)free_bytes * o->memory_utilization);
-        bytes = share > fixed ? share - fixed : 0;
+    const struct backend_info *info = backend_info(engine->backend);
+    size_t free_bytes = info->memory_free_bytes ? info->memory_free_bytes : info->memory_total_bytes;
+    size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * memory->kv_page_bytes;
+    struct memory_sum sum = {
+        .weights = memory->weight_bytes,
+        .workspace = memory->workspace_bytes,
+        .kv = o->kv_cache_bytes ? o->kv_cache_bytes : least,
+        .share = o->kv_cache_bytes ? SIZE_MAX : (size_t)((double)free_bytes * o->memory_utilization),
+        .free = free_bytes,
+    };
+    if (memory_check(engine, limits, &sum, err)) return err->code;
+    size_t bytes = sum.kv;
+    if (!o->kv_cache_bytes) {
+        bytes = sum.share - sum.weights - sum.workspace;
         if (bytes > CPU_KV_BYTES_DEFAULT) bytes = CPU_KV_BYTES_DEFAULT;
-        size_t least = (size_t)one_context * memory->kv_page_bytes;
-        if (bytes < least && share > fixed && share - fixed >= least) bytes = least;
-        if (bytes < least)
-            return err_set(
-                err, ERR_NOMEM,
-                "one context of %d tokens needs %zu MiB of KV beside %zu MiB of weights and workspace, but "
-                "%.0f %% of the free memory are %zu MiB; lower --max-model-len or set --kv-cache-memory-bytes",
-                limits->max_model_len, least >> 20, fixed >> 20, o->memory_utilization * 100, share >> 20);
+        if (bytes < least) bytes = least;
     }
     return pages_count(limits, memory, bytes, pages_total, err);
 }
@@ -126,30 +169,22 @@ static int cuda_pages_decide(const struct engine *engine, const struct model_lim
                              const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
     const struct backend_info *info = backend_info(engine->backend);
-    size_t share = (size_t)((double)info->memory_total_bytes * o->memory_utilization);
-    size_t room = info->memory_free_bytes < share ? info->memory_free_bytes : share;
-    size_t fixed = memory->weight_bytes + memory->workspace_bytes + CUDA_OVERHEAD_BYTES;
     size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * memory->kv_page_bytes;
-    size_t kv = o->kv_cache_bytes ? o->kv_cache_bytes : least + memory->kv_page_bytes;
-    if (fixed > room || room - fixed < kv) {
-        const char *what = fixed > room        ? "a smaller or quantised model"
-                           : o->kv_cache_bytes ? "a smaller --kv-cache-memory-bytes"
-                                               : "a smaller --max-model-len";
-        return err_set_field(
-            err, ERR_UNSUPPORTED, "gpu-memory-utilization",
-            "not enough memory on the GPU: weights %zu MiB + workspace %zu MiB + CUDA itself %zu MiB + KV %zu MiB (%s "
-            "%d tokens) = %zu MiB, but --gpu-memory-utilization %.2f of its %zu MiB is %zu MiB, and %zu MiB are free; "
-            "take %s, a smaller --max-num-seqs or --max-num-batched-tokens, or free the GPU",
-            memory->weight_bytes >> 20, memory->workspace_bytes >> 20, CUDA_OVERHEAD_BYTES >> 20, kv >> 20,
-            o->kv_cache_bytes ? "asked for; one context of" : "one context of", limits->max_model_len,
-            (fixed + kv) >> 20, o->memory_utilization, info->memory_total_bytes >> 20, share >> 20,
-            info->memory_free_bytes >> 20, what);
-    }
-    if (room < share)
+    struct memory_sum sum = {
+        .weights = memory->weight_bytes,
+        .workspace = memory->workspace_bytes,
+        .overhead = CUDA_OVERHEAD_BYTES,
+        .kv = o->kv_cache_bytes ? o->kv_cache_bytes : least + memory->kv_page_bytes,
+        .share = (size_t)((double)info->memory_total_bytes * o->memory_utilization),
+        .free = info->memory_free_bytes,
+    };
+    if (memory_check(engine, limits, &sum, err)) return err->code;
+    size_t room = sum.free < sum.share ? sum.free : sum.share;
+    if (room < sum.share)
         log_warning("less memory is free on the GPU than --gpu-memory-utilization allows",
-                    "free_mib=%zu allowed_mib=%zu", info->memory_free_bytes >> 20, share >> 20);
-    kv = o->kv_cache_bytes ? kv : room - fixed - memory->kv_page_bytes;
-    return pages_count(limits, memory, kv, pages_total, err);
+                    "free_mib=%zu allowed_mib=%zu", sum.free >> 20, sum.share >> 20);
+    size_t kv = room - sum.weights - sum.workspace - sum.overhead - memory->kv_page_bytes;
+    return pages_count(limits, memory, o->kv_cache_bytes ? sum.kv : kv, pages_total, err);
 }
 
 /* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for. */

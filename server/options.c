@@ -379,6 +379,6 @@ void options_help(struct buf *out) {
     }
     buf_append_str(
         out,
-        "\nExit codes: 0 ended as asked; 1 the machine refused (port in use, no permission); 2 wrong flags or a bad\n"
-        "model; 3 the engine died; 71 no memory.\n");
+        "\nExit codes: 0 ended as asked; 1 the machine refused (port in use, no permission, an allocation failed);\n"
+        "2 wrong flags, a bad model, or one that memory cannot hold; 3 the engine died; 71 no memory was left.\n");
 }

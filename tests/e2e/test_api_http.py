@@ -378,11 +378,8 @@ class Counters(unittest.TestCase):
                     self.assertEqual(grown["vllm:generation_tokens_total{"], n * tokens)
                     self.assertEqual(grown["vllm:inter_token_latency_seconds_count{"], n * (tokens - 1))
                     self.assertGreater(grown["vllm:request_inference_time_seconds_sum{"], 0)
-                    self.assertAlmostEqual(
-                        grown["vllm:request_prefill_time_seconds_sum{"] + grown["vllm:request_decode_time_seconds_sum{"],
-                        grown["vllm:request_inference_time_seconds_sum{"],
-                        places=6,
-                    )
+                    parts = sum(grown["vllm:request_%s_time_seconds_sum{" % name] for name in ("prefill", "decode"))
+                    self.assertAlmostEqual(parts, grown["vllm:request_inference_time_seconds_sum{"], places=6)
         finally:
             own.close()
 

@@ -106,6 +106,47 @@ class WithoutGpu(Start):
                 self.assertEqual('msg="no CUDA device, the CPU serves" why=' in log, not without, log)
 
 
+class CpuMemory(Start):
+    """What the CPU's memory cannot hold is refused before it is taken, with the sum and what to change."""
+
+    def setUp(self):
+        with open("/proc/meminfo") as file:
+            self.available_mib = int(re.search(r"MemAvailable: +(\d+) kB", file.read()).group(1)) >> 10
+
+    def sum_of(self, config, *flags):
+        line = self.refused(config, "--device", "cpu", *flags)
+        found = re.search(r"weights (\d+) MiB \+ workspace (\d+) MiB \+ KV (\d+) MiB \(.*\) = (\d+) MiB", line)
+        self.assertTrue(found, line)
+        parts = [int(n) for n in found.groups()]
+        self.assertLessEqual(abs(sum(parts[:3]) - parts[3]), 3, line)
+        self.assertRegex(line, r"but \d+ MiB are free")
+        return line
+
+    def test_weights(self):
+        width = int(self.available_mib / 512 * (1 << 20) / (3 * 4096 * 2)) // 64 * 64 + 64  # all layers: what is free
+        large = {**LARGE, "num_hidden_layers": 512, "intermediate_size": width}
+        for flags in ((), ("--kv-cache-memory-bytes", "16M")):
+            line = self.sum_of(large, *flags)
+            self.assertIn("the weights alone do not fit: take a smaller or quantised model", line)
+            self.assertNotIn("--max-model-len", line)
+
+    def test_pool_asked_for(self):
+        line = self.sum_of(SMALL, "--kv-cache-memory-bytes", "%dM" % (self.available_mib + 1024))
+        self.assertIn("take a smaller --kv-cache-memory-bytes", line)
+        self.assertNotIn("--gpu-memory-utilization", line)
+
+    def test_share(self):
+        """A context of a twentieth of what is free fits, but not into a hundredth."""
+        long = {**SMALL, "max_position_embeddings": 1 << 20, "num_hidden_layers": self.available_mib // 20 // 1024 + 1}
+        line = self.sum_of(long, "--gpu-memory-utilization", "0.01")
+        self.assertIn("take a larger --gpu-memory-utilization", line)
+
+    def test_context(self):
+        heads = {"num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64, "num_hidden_layers": 64}
+        line = self.sum_of({**SMALL, **heads, "max_position_embeddings": 1 << 20}, "--max-num-batched-tokens", "64")
+        self.assertIn("take a smaller --max-model-len", line)
+
+
 @unittest.skipUnless(GPU, "skipped: no GPU (QUIRE_TEST_DEVICE=cuda says that there is one)")
 class WithGpu(Start):
     def setUp(self):
