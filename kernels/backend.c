@@ -28,6 +28,8 @@ static int device_open(struct backend *backend, const struct backend_options *op
     if (options->device == DEVICE_CUDA)
         return err_set_field(err, ERR_UNSUPPORTED, "device",
                              "this build has no CUDA backend: use --device cpu, or build with -DQUIRE_CUDA=ON");
+    if (options->device == DEVICE_AUTO)
+        log_info("no CUDA device, the CPU serves", "why=%s", log_quote("this build has no CUDA backend").text);
 #endif
     return cpu_open(backend, options, err);
 }
