@@ -169,6 +169,7 @@ int ask_read_bias(struct ask *ask, const struct ask_view *view, const struct cJS
 
 static bool asks_for_something(const cJSON *item) {
     if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
+    if (cJSON_IsObject(item) && strcmp(item->string, "guided_json") == 0) return true; /* {}: a schema for any JSON */
     if (cJSON_IsArray(item) || cJSON_IsObject(item)) return item->child != NULL;
     if (cJSON_IsNumber(item)) return item->valuedouble != 0;
     return !cJSON_IsString(item) || item->valuestring[0] != '\0';
@@ -211,23 +212,12 @@ static int truncate_read(struct ask *ask, struct err *err) {
 }
 
 int ask_read_flat(struct ask *ask, const struct ask_view *view, struct err *err) {
-    static const char *const refused[] = {"use_beam_search",
-                                          "allowed_token_ids",
-                                          "bad_words",
-                                          "prompt_logprobs",
-                                          "logprob_token_ids",
-                                          "structured_outputs",
-                                          "guided_json",
-                                          "guided_regex",
-                                          "guided_choice",
-                                          "guided_grammar",
-                                          "logits_processors",
-                                          "kv_transfer_params",
-                                          "repetition_detection",
-                                          "thinking_token_budget",
-                                          "priority",
-                                          "prompt_embeds",
-                                          NULL};
+    static const char *const refused[] = {"use_beam_search",      "allowed_token_ids",     "bad_words",
+                                          "prompt_logprobs",      "logprob_token_ids",     "structured_outputs",
+                                          "guided_json",          "guided_regex",          "guided_choice",
+                                          "guided_grammar",       "logits_processors",     "kv_transfer_params",
+                                          "repetition_detection", "thinking_token_budget", "priority",
+                                          "prompt_embeds",        "lora_request",          NULL};
     const cJSON *tree = ask->tree;
     bool skip_special = true;
     int64_t best_of = 0;

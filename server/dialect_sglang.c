@@ -90,20 +90,10 @@ static int rid_read(struct ask *ask, struct err *err) {
 }
 
 static int sglang_read(struct ask *ask, const struct ask_view *view, struct err *err) {
-    static const char *const refused[] = {"input_embeds",
-                                          "token_ids_logprob",
-                                          "session_id",
-                                          "session_params",
-                                          "lora_path",
-                                          "priority",
-                                          "return_hidden_states",
-                                          "image_data",
-                                          "video_data",
-                                          "audio_data",
-                                          "bootstrap_host",
-                                          "bootstrap_room",
-                                          "custom_logit_processor",
-                                          NULL};
+    static const char *const refused[] = {
+        "input_embeds",   "token_ids_logprob",      "session_id", "session_params", "lora_path",  "lora_request",
+        "priority",       "return_hidden_states",   "image_data", "video_data",     "audio_data", "bootstrap_host",
+        "bootstrap_room", "custom_logit_processor", NULL};
     const cJSON *tree = ask->tree;
     bool text = json_get_set(tree, "text") != NULL;
     int rc;

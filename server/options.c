@@ -105,8 +105,8 @@ static int device_set(struct options *options, const struct option_row *row, con
     char *end = NULL;
     long ordinal = 0;
     options->device_ordinal = 0;
-    if (strncmp(text, "cuda:", 5) != 0) return choice_set(&options->device, row, source, text, err);
-    if (isdigit((unsigned char)text[5])) ordinal = strtol(text + 5, &end, 10);
+    if (strncmp(text, "cuda:", 5) != 0 && choice_set(&options->device, row, source, text, NULL) == 0) return 0;
+    if (strncmp(text, "cuda:", 5) == 0 && isdigit((unsigned char)text[5])) ordinal = strtol(text + 5, &end, 10);
     if (!end || *end || ordinal > 1023)
         return err_set_field(err, ERR_INVALID, source->name,
                              "%s takes auto, cpu, cuda or cuda:N with a number from 0 to 1023, not \"%.60s\"",

@@ -24,7 +24,7 @@ enum option_generation_config {
     GENERATION_CONFIG_VLLM
 }; /* vllm: the model's defaults are not used */
 enum option_kv_dtype { OPTION_KV_AUTO, OPTION_KV_F16, OPTION_KV_F32, OPTION_KV_BF16, OPTION_KV_FP8 };
-enum option_load_format { LOAD_FORMAT_AUTO, LOAD_FORMAT_DUMMY };
+enum option_load_format { LOAD_FORMAT_AUTO, LOAD_FORMAT_DUMMY, LOAD_FORMAT_SAFETENSORS };
 enum option_dtype { OPTION_DTYPE_AUTO, OPTION_DTYPE_F32, OPTION_DTYPE_F16, OPTION_DTYPE_BF16 };
 enum option_cuda_kernels { OPTION_KERNELS_AUTO, OPTION_KERNELS_SM90A, OPTION_KERNELS_PORTABLE };
 

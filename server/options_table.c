@@ -17,8 +17,10 @@ const struct option_row option_rows[] = {
      "a Jinja file that replaces the model's chat template", "Model"},
     {"generation-config", OPTION_CHOICE, AT(generation_config), 0, 0, "auto", {"auto", "vllm"}, NULL,
      "auto: what a request leaves out comes from the model's generation defaults; vllm: never", "Model"},
-    {"load-format", OPTION_CHOICE, AT(load_format), 0, 0, "auto", {"auto", "dummy"}, NULL,
-     "dummy: shapes from the files, random numbers for weights; a config.json alone is enough then", "Model"},
+    {"load-format", OPTION_CHOICE, AT(load_format), 0, 0, "auto", {"auto", "dummy", "safetensors"}, NULL,
+     "auto: what MODEL is; dummy: shapes from the files, random numbers for weights, a config.json alone is enough "
+     "then; safetensors: auto for a folder, and no GGUF file",
+     "Model"},
     {"dtype", OPTION_CHOICE, AT(dtype), 0, 0, "auto", {"auto", "float32", "float16", "bfloat16"}, NULL,
      "dtype of activations; the CPU computes in float32, CUDA in bfloat16, and each refuses the others", "Model"},
     {"max-model-len", OPTION_I32, AT(max_model_len), 1, 1 << 20, NULL, {0}, "TOKENS",

@@ -3,13 +3,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/options_table.h"
 #include "server/serve.h"
 
 #define TEMPLATE_BYTES_MAX ((size_t)1024 * 1024)
+
+static int format_refuse(const struct serve *serve, struct err *err) {
+    struct stat info;
+    if (serve->options.load_format != LOAD_FORMAT_SAFETENSORS) return 0;
+    if (stat(serve->model.path, &info) == 0 && S_ISDIR(info.st_mode)) return 0;
+    return err_set_field(err, ERR_INVALID, "--load-format",
+                         "--load-format safetensors takes a folder, and %.200s is a file", serve->model.path);
+}
+
+static const char *choice_name(const char *flag, int32_t choice) {
+    for (int32_t i = 0; i < option_row_count; i++)
+        if (strcmp(option_rows[i].flag, flag) == 0) return option_rows[i].choices[choice];
+    return "";
+}
 
 /* With a device named, what it cannot do is known before anything is opened; with auto the engine says it. */
 static int device_refuse(const struct options *o, struct err *err) {
@@ -17,11 +33,13 @@ static int device_refuse(const struct options *o, struct err *err) {
     int32_t kv = o->kv_cache_dtype, dtype = o->dtype;
     if (kv == OPTION_KV_FP8 || (cpu && kv == OPTION_KV_BF16) || (cuda && (kv == OPTION_KV_F16 || kv == OPTION_KV_F32)))
         return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype",
-                             "--kv-cache-dtype takes auto, f16 or f32 on the CPU, and auto or bf16 on CUDA");
+                             "--kv-cache-dtype takes auto, f16 or f32 on the CPU, and auto or bf16 on CUDA, not %s",
+                             choice_name("kv-cache-dtype", kv));
     if (dtype == OPTION_DTYPE_F16 || (cpu && dtype == OPTION_DTYPE_BF16) || (cuda && dtype == OPTION_DTYPE_F32))
         return err_set_field(err, ERR_UNSUPPORTED, "--dtype",
                              "--dtype takes auto or float32 on the CPU, and auto or bfloat16 on CUDA: what the device "
-                             "computes in");
+                             "computes in; not %s",
+                             choice_name("dtype", dtype));
     return 0;
 }
 
@@ -140,7 +158,7 @@ static void *load_thread(void *argument) {
 
 int serve_load_start(struct serve *serve, uv_async_cb on_done, struct err *err) {
     struct serve_load *load = &serve->load;
-    if (device_refuse(&serve->options, err)) return err->code;
+    if (format_refuse(serve, err) || device_refuse(&serve->options, err)) return err->code;
     uv_async_init(&serve->loop, &load->done, on_done);
     load->done.data = serve;
     int code = pthread_create(&load->thread, NULL, load_thread, serve);
@@ -184,8 +202,7 @@ void serve_report(const struct serve *serve) {
     log_info("model", "architecture=%s parameters=%lld types=%s vocab=%d context=%d max_model_len=%d", i->architecture,
              (long long)i->parameters, types.text, i->vocab, i->model_context, i->max_model_len);
     log_info("memory weights", "mib=%.1f", mib(i->weight_bytes));
-    log_info("memory kv cache",
-             "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=%s",
+    log_info("memory kv cache", "mib=%.1f pages=%d page_tokens=%d tokens=%lld dtype=%s bytes_per_token=%zu touched=%s",
              mib(i->kv_bytes), i->pages_total, i->page_size, (long long)i->pages_total * i->page_size,
              dtype_info(i->kv_dtype)->name, i->kv_bytes_per_token, cuda ? "at_start" : "on_use");
     log_info("memory workspace", "mib=%.1f", mib(i->workspace_bytes));

@@ -190,6 +190,9 @@ static int folder_weights_open(struct model_files *files, const char *path, cons
     int rc = safetensors_open(path, &files->safetensors, &missing);
     if (rc == ERR_NOT_FOUND && shapes)
         return hf_config_dtype((const char *)config->data, config->bytes, &files->shapes_dtype, err);
+    if (rc == ERR_NOT_FOUND && strncmp(missing.text, "model.safetensors: ", 19) == 0)
+        return err_set(err, rc, "%.200s (--load-format dummy serves a config.json alone, with random weights)",
+                       missing.text);
     if (rc && err) *err = missing;
     return rc;
 }

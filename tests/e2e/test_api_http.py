@@ -274,6 +274,8 @@ class BadInput(unittest.TestCase):
             ("suffix", "x"),
             ("bad_words", ["x"]),
             ("guided_json", {"a": 1}),
+            ("guided_json", {}),
+            ("lora_request", {"lora_name": "a"}),
         ):
             self.refused("/v1/completions", {"prompt": "a", field: value}, 400, field)
         self.refused("/v1/completions", {"prompt": "a", "model": "x"}, 404, "model", "The model `x` does not exist.")

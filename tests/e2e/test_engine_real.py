@@ -195,6 +195,7 @@ class RandomWeights(unittest.TestCase):
             )
             self.assertEqual(refused.returncode, 2)
             self.assertIn("model.safetensors", refused.stderr)
+            self.assertIn("--load-format dummy", refused.stderr)
             flags = ("--load-format", "dummy", "--kv-cache-memory-bytes", "16M")
             with Server(*flags, model=folder) as server:
                 body = {"model": "default", "prompt": [5, 6, 7], "max_tokens": 9, "temperature": 0, "ignore_eos": True}

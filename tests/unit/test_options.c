@@ -95,7 +95,7 @@ static void test_mistakes(void **state) {
         {"--port", "nan", "whole number"},
         {"--port", "--host", "needs a value"},
         {"--block-size", "48", "16, 32, 64, 128"},
-        {"--device", "gpu", "auto, cpu, cuda"},
+        {"--device", "gpu", "auto, cpu, cuda or cuda:N with a number from 0 to 1023, not \"gpu\""},
         {"--device", "cuda:", "cuda:N"},
         {"--device", "cuda:1x", "cuda:N"},
         {"--device", "cuda:-1", "cuda:N"},
