@@ -26,7 +26,8 @@ int ask_read_number(const struct cJSON *object, const char *key, struct ask_rang
     if (range.min > -HUGE_VAL) snprintf(low, sizeof low, " %s %g", range.min_open ? ">" : ">=", range.min);
     if (range.max < HUGE_VAL)
         snprintf(high, sizeof high, "%s %s %g", low[0] ? " and" : "", range.max_open ? "<" : "<=", range.max);
-    return err_set_field(err, ERR_INVALID, key, "%s must be a finite number%s%s", key, low, high);
+    return err_set_field(err, ERR_INVALID, key, "%s must be a finite number%s%s%s", key, low, high,
+                         json_got(json_get(object, key)).text);
 }
 
 int ask_read_i32(const struct cJSON *object, const char *key, int32_t min, int32_t max, int32_t *out, struct err *err) {

@@ -91,6 +91,12 @@ int json_read_f64(const struct cJSON *object, const char *key, double min, doubl
 int json_read_bool(const struct cJSON *object, const char *key, bool *out, struct err *err);
 int json_read_str(const struct cJSON *object, const char *key, const char **out, struct err *err);
 
+/* ", got 2.5" for an error's end: the number, or what kind of value stands in its place. */
+struct json_got {
+    char text[48];
+};
+struct json_got json_got(const struct cJSON *item);
+
 /* One tree item as an exact integer; false when it is none. 2.0 is one, as it is for other readers of JSON. */
 bool json_item_i64(const struct cJSON *item, int64_t *out);
 

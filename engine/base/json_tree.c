@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -238,13 +239,30 @@ bool json_item_i64(const struct cJSON *item, int64_t *out) {
     return true;
 }
 
-static int i64_error(const char *key, int64_t min, int64_t max, struct err *err) {
+struct json_got json_got(const struct cJSON *item) {
+    struct json_got got;
+    if (cJSON_IsNumber(item))
+        snprintf(got.text, sizeof got.text, ", got %.15g", item->valuedouble);
+    else if (cJSON_IsRaw(item))
+        snprintf(got.text, sizeof got.text, ", got %.32s", item->valuestring);
+    else
+        snprintf(got.text, sizeof got.text, ", got %s",
+                 cJSON_IsString(item)  ? "a string"
+                 : cJSON_IsArray(item) ? "a list"
+                 : cJSON_IsBool(item)  ? "true or false"
+                                       : "an object");
+    return got;
+}
+
+static int i64_error(const char *key, const cJSON *item, int64_t min, int64_t max, struct err *err) {
+    struct json_got got = json_got(item);
     if (max == INT64_MAX && min == INT64_MIN)
-        return err_set_field(err, ERR_INVALID, key, "%s must be a 64-bit integer", key);
+        return err_set_field(err, ERR_INVALID, key, "%s must be a 64-bit integer%s", key, got.text);
     if (max == INT64_MAX)
-        return err_set_field(err, ERR_INVALID, key, "%s must be an integer of at least %lld", key, (long long)min);
-    return err_set_field(err, ERR_INVALID, key, "%s must be an integer from %lld to %lld", key, (long long)min,
-                         (long long)max);
+        return err_set_field(err, ERR_INVALID, key, "%s must be an integer of at least %lld%s", key, (long long)min,
+                             got.text);
+    return err_set_field(err, ERR_INVALID, key, "%s must be an integer from %lld to %lld%s", key, (long long)min,
+                         (long long)max, got.text);
 }
 
 int json_read_i64(const struct cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out,
@@ -252,7 +270,7 @@ int json_read_i64(const struct cJSON *object, const char *key, int64_t min, int6
     const cJSON *item = json_get_set(object, key);
     int64_t value;
     if (!item) return 0;
-    if (!json_item_i64(item, &value) || value < min || value > max) return i64_error(key, min, max, err);
+    if (!json_item_i64(item, &value) || value < min || value > max) return i64_error(key, item, min, max, err);
     *out = value;
     return 0;
 }
@@ -266,8 +284,8 @@ int json_read_u64(const struct cJSON *object, const char *key, uint64_t max, uin
     if (ok) value = (uint64_t)small;
     if (!ok && cJSON_IsRaw(item)) ok = json_number_u64(item->valuestring, strlen(item->valuestring), &value);
     if (!ok || value > max)
-        return err_set_field(err, ERR_INVALID, key, "%s must be an integer from 0 to %llu", key,
-                             (unsigned long long)max);
+        return err_set_field(err, ERR_INVALID, key, "%s must be an integer from 0 to %llu%s", key,
+                             (unsigned long long)max, json_got(item).text);
     *out = value;
     return 0;
 }

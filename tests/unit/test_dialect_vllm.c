@@ -105,7 +105,7 @@ static void refusals(void **state) {
         {"{\"prompt\":\"a\",\"n\":true}", "n", "from 1 to 128"},
         {"{\"prompt\":\"a\",\"n\":2,\"temperature\":0}", "n", "greedy"},
         {"{\"prompt\":\"a\",\"temperature\":-0.1}", "temperature", ">= 0 and <= 2"},
-        {"{\"prompt\":\"a\",\"temperature\":2.1}", "temperature", ">= 0 and <= 2"},
+        {"{\"prompt\":\"a\",\"temperature\":2.1}", "temperature", ">= 0 and <= 2, got 2.1"},
         {"{\"prompt\":\"a\",\"temperature\":1e999}", "temperature", "finite"},
         {"{\"prompt\":\"a\",\"temperature\":\"1\"}", "temperature", "finite"},
         {"{\"prompt\":\"a\",\"temperature\":[1]}", "temperature", "finite"},

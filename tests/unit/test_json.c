@@ -447,8 +447,9 @@ static void members(void **state) {
     assert_true(i == 2);
     assert_int_equal(json_read_i64(tree, "half", 0, 1, &i, &err), ERR_INVALID);
     assert_string_equal(err.field, "half");
-    assert_string_equal(err.text, "half must be an integer from 0 to 1");
+    assert_string_equal(err.text, "half must be an integer from 0 to 1, got 0.5");
     assert_int_equal(json_read_i64(tree, "s", 0, 1, &i, &err), ERR_INVALID);
+    assert_string_equal(err.text, "s must be an integer from 0 to 1, got a string");
     assert_int_equal(json_read_i64(tree, "t", 0, 1, &i, &err), ERR_INVALID);
     assert_int_equal(json_read_i64(tree, "n", 0, 4, &i, &err), ERR_INVALID);
     assert_int_equal(json_read_u64(tree, "neg", UINT64_MAX, &u, &err), ERR_INVALID);
