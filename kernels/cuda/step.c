@@ -58,6 +58,8 @@ static int events_open(struct backend *backend, struct cuda_step *step, struct e
     for (int i = 0; i < STEP_BLOCKS && !rc; i++) {
         rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->copied[i], cudaEventDisableTiming), err);
         if (!rc) rc = CUDA_TRY(backend, cudaEventCreateWithFlags(&step->taken[i], cudaEventDisableTiming), err);
+        /* What was just allocated is cleared on this stream: the first copies of all come behind that. */
+        if (!rc) rc = CUDA_TRY(backend, cudaEventRecord(step->taken[i], backend->cuda->stream), err);
     }
     return rc;
 }
@@ -131,8 +133,7 @@ int cuda_step_begin(struct backend *backend, struct err *err) {
     return rc;
 }
 
-/* Host to stage on the stream of copies, stage to block on that of the ops; each waits for the other's last use. An
- * event that was never recorded is passed. */
+/* Host to stage on the stream of copies, stage to block on that of the ops; each waits for the other's last use. */
 static int block_send(struct backend *backend, size_t bytes, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_step *step = cuda->step;
