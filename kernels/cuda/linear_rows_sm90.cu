@@ -32,7 +32,7 @@ static __device__ __forceinline__ uint32_t shared_at(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Gives up after 2 s: a wait that long is a bug, and a trap is better than a hang. */
+/* Gives up after about 10 s: a wait that long is a bug, and a trap is better than a hang. */
 static __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity) {
     uint32_t done = 0;
     const long long begin = clock64();
@@ -41,7 +41,7 @@ static __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t 
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
                      : "memory");
-        if (!done && clock64() - begin > 4000000000ll) __trap();
+        if (!done && clock64() - begin > 20000000000ll) __trap();
     } while (!done);
 }
 
