@@ -54,6 +54,10 @@ bool text_token_special(const struct text *text, int32_t id) {
     return id == FAKE_END_ID;
 }
 
+/* Nothing of the fake's lies far away. */
+void text_prefetch(const struct text *text, int32_t id) {}
+void text_prefetch_bytes(const struct text *text, int32_t id) {}
+
 void text_decode(const struct text *text, const int32_t *ids, size_t count, bool skip_special, struct buf *out) {
     for (size_t i = 0; i < count; i++) {
         size_t bytes;
