@@ -21,6 +21,9 @@
 /* Up to 16 rows a CTA keeps a slice of x in shared memory. With more rows slices become so narrow that to add their
  * sums takes longer than to read the weights; then x comes through a ring beside that of the weights, tile by tile,
  * from where all CTAs together have left it as bf16 (one more grid barrier a product), and K is not sliced. */
+/* Only NB = 8 is compiled: up to STACK_ROWS_SERVED rows this kernel is ahead of the layers op by op. The streamed form
+ * was slower there than those, and with 8B's shapes its two producers waited for each other before the first product:
+ * mend that before more rows are served. */
 template <int NB> struct plan {
     static constexpr bool streamed = NB > STACK_ROWS_SLICED;
     static constexpr int stages = NB == 8 ? 12 : 8; /* a multiple of the attention teams, see there */
