@@ -26,9 +26,10 @@ struct weight; /* opaque: a matrix [rows, cols] in the layout that the backend m
 
 /* One source matrix in host memory, GGUF or safetensors layout. */
 struct weight_part {
-    const void *data; /* [rows, cols] dtype, rows without padding; need not be aligned */
+    const void *data; /* [rows, cols] dtype; need not be aligned */
     enum dtype dtype;
     int64_t rows;
+    size_t stride_bytes; /* from a row to the next; 0: one behind the other (a slice of columns has more) */
 };
 
 enum weight_flags {
@@ -58,13 +59,15 @@ size_t weight_bytes(const struct weight *weight); /* what a full read of it move
 /* ---- dense ops ----------------------------------------------------------------------------------------------------
  */
 
-/* out[t] = scale * table[id], id = token_ids[t], or last_token[slots_of_token[t]] where token_ids[t] is -1. */
+/* out[t] = scale * table[id - first_id], id = token_ids[t], or last_token[slots_of_token[t]] where token_ids[t] is -1;
+ * zeros for an id that the table (a rank's slice of the vocabulary) does not hold. */
 struct op_embed_args {
-    const struct weight *table; /* [vocab, hidden], prepared with WEIGHT_LOOKUP */
+    const struct weight *table; /* [ids first_id .., hidden], prepared with WEIGHT_LOOKUP */
     const int32_t *token_ids;   /* [tokens] step */
     const int32_t *token_slots; /* [tokens] step, read only where token_ids is -1; may be NULL if none is */
     const int32_t *last_token;  /* [slots] device, written by op_sample */
     int64_t tokens, hidden;
+    int32_t first_id;
     float scale;
     void *out; /* [tokens, hidden] act */
 };

@@ -36,7 +36,7 @@ void model_files_close(struct model_files *files);
 struct model_spec {
     char architecture[64];
     int32_t layers, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab;
-    int32_t context; /* positions the model was made for */
+    int32_t context;                    /* positions the model was made for */
     float norm_eps, norm_weight_offset; /* offset 1 for families that store w - 1 */
     enum activation activation;
     enum rope_kind rope_kind;
@@ -45,9 +45,9 @@ struct model_spec {
     enum { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3, ROPE_SCALING_YARN } rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor, rope_beta_fast, rope_beta_slow, rope_attn_factor;
     int32_t rope_original_context;
-    bool tied_output;     /* logits from the embedding table */
+    bool tied_output; /* logits from the embedding table */
     bool qkv_bias, output_bias, mlp_bias;
-    bool qk_norm;         /* per head, before rope */
+    bool qk_norm; /* per head, before rope */
     float attn_scale, attn_soft_cap, logit_soft_cap;
     float embed_scale, residual_scale, logit_scale;
     int32_t window; /* sliding window, 0: none */
@@ -67,6 +67,7 @@ struct model_limits {
     int32_t max_model_len;          /* longest sequence, for rope tables, page table and attention workspace */
     int32_t page_size;
     enum dtype kv_dtype;
+    int32_t ranks; /* that the model is spread over: heads, feed-forward and vocabulary are divided; 0: one */
 };
 
 /* Step memory for the lists of one sampled row: biases (8 bytes each) and ids that may not be drawn (4 bytes each). */
@@ -78,6 +79,8 @@ struct model_memory {
     size_t kv_page_bytes; /* one page number, all layers, K and V */
     size_t kv_token_bytes;
 };
+/* Bytes on one rank. ERR_UNSUPPORTED where the shapes do not divide among limits->ranks: the arithmetic, and the
+ * numbers of ranks that would do. */
 int model_memory_plan(const struct model_files *files, const struct backend *backend, const struct model_limits *limits,
                       struct model_memory *out, struct err *err);
 
@@ -87,13 +90,14 @@ struct model; /* opaque */
 
 struct model_options {
     struct model_limits limits;
-    int32_t pages_total;  /* page 0 is the dummy */
+    struct comm *comm;   /* of this rank, borrowed; NULL: the only one. With one, opening is collective as steps are */
+    int32_t pages_total; /* page 0 is the dummy */
     /* Ids that the tokenizer knows; rows of the table beyond are padding, never drawn. Ids of prompts, bans and biases
      * must lie below it too. 0: all of the table. */
     int32_t sample_vocab;
-    bool dummy_weights;  /* random weights of the right shapes, the files give shapes only */
-    bool eager;          /* no recorded decode steps */
-    bool no_stack;       /* decode steps go op by op even where the device has more in one (batch invariance) */
+    bool dummy_weights; /* random weights of the right shapes, the files give shapes only */
+    bool eager;         /* no recorded decode steps */
+    bool no_stack;      /* decode steps go op by op even where the device has more in one (batch invariance) */
     uint64_t seed;
     /* On a device whose ops are done on return: where the pass notes the time after each layer, so that a step of a
      * minute on a slow machine is not taken for a dead thread; outlives the model. NULL: nowhere. */

@@ -69,7 +69,7 @@ static void run_gather(struct pass *p, const void *x, void *out, int64_t dim) {
 }
 
 /* Adds residual_scale * (in W^T + bias) to x. With one rank and no multiplier the product is added as it is made; else
- * it is made apart, summed over the ranks, scaled, and added by the norm that follows every branch. */
+ * it is made apart, scaled, and added by the norm that follows every branch. */
 static void add_branch(struct pass *p, const void *in, const struct weight *w, const float *bias) {
     struct model *model = p->model;
     int64_t count = p->tokens * model->spec.hidden;
@@ -79,7 +79,6 @@ static void add_branch(struct pass *p, const void *in, const struct weight *w, c
     }
     p->delta = model_at(model, model->at.delta);
     run_linear(p, in, w, comm_rank(model->comm) == 0 ? bias : NULL, p->delta, p->tokens, false, false);
-    if (p->rc == 0) p->rc = comm_all_reduce(model->comm, model->backend, p->delta, count, p->err);
     run_scale(p, p->delta, count, model->spec.residual_scale, 0, false);
 }
 

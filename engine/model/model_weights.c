@@ -37,7 +37,8 @@ static int fused_find(const struct model_files *files, enum fused fused, int32_t
     for (int32_t i = 0; i < row->part_count; i++) {
         int rc = model_files_tensor(files, row->parts[i], layer, &out->tensors[i], err);
         if (rc) return rc;
-        out->parts[i] = (struct weight_part){out->tensors[i].data, out->tensors[i].dtype, out->tensors[i].rows};
+        out->parts[i] = (struct weight_part){
+            .data = out->tensors[i].data, .dtype = out->tensors[i].dtype, .rows = out->tensors[i].rows};
         out->cols = out->tensors[i].cols;
     }
     return 0;

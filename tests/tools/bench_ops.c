@@ -140,7 +140,7 @@ static struct weight *weight_random(const struct bench *bench, int64_t rows, int
     struct weight *weight = NULL;
     struct err err = {0};
     for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(i % 20 < 4 ? (i & 1) * 0x20 : i * 167 >> 3);
-    struct weight_part part = {data, DTYPE_Q4_1, rows};
+    struct weight_part part = {.data = data, .dtype = DTYPE_Q4_1, .rows = rows};
     check(weight_prepare(bench->backend, &part, 1, cols, 0, &weight, &err), &err);
     mem_free(data);
     return weight;

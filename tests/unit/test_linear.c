@@ -451,7 +451,8 @@ static void cuda_gated(struct backend *backend) {
     struct weight *weight;
     struct err err;
     float data[12 * 32] = {0};
-    const struct weight_part parts[] = {{data, DTYPE_F32, 12}, {data, DTYPE_F32, 12}};
+    const struct weight_part parts[] = {{.data = data, .dtype = DTYPE_F32, .rows = 12},
+                                        {.data = data, .dtype = DTYPE_F32, .rows = 12}};
     assert_int_equal(weight_prepare(backend, parts, 2, 32, WEIGHT_GATED, &weight, &err), ERR_UNSUPPORTED);
 }
 

@@ -321,7 +321,7 @@ static void embed_case(struct backend *backend, int64_t hidden) {
     struct tensors t = {.backend = backend};
     float *table = random_values(&seed, VOCAB * hidden, 1.0), *out = zeros(TOKENS * hidden, sizeof *out);
     int32_t ids[TOKENS], slots[TOKENS], last[4] = {7, 39, 0, -1};
-    struct weight_part part = {table, DTYPE_F32, VOCAB};
+    struct weight_part part = {.data = table, .dtype = DTYPE_F32, .rows = VOCAB};
     struct weight *weight = NULL;
     TEST_ERR_PASS(weight_prepare(backend, &part, 1, hidden, WEIGHT_LOOKUP, &weight, err));
     for (int64_t i = 0; i < TOKENS; i++) {
@@ -332,7 +332,7 @@ static void embed_case(struct backend *backend, int64_t hidden) {
     void *dout = tensor_room(&t, TOKENS * hidden);
     step_begin(backend);
     struct op_embed_args args = {
-        weight, step_i32(backend, ids, TOKENS), step_i32(backend, slots, TOKENS), dlast, TOKENS, hidden, 1.5f, dout};
+        weight, step_i32(backend, ids, TOKENS), step_i32(backend, slots, TOKENS), dlast, TOKENS, hidden, 0, 1.5f, dout};
     step_commit(backend);
     TEST_ERR_PASS(op_embed(backend, &args, err));
     act_read(backend, out, dout, TOKENS * hidden);
@@ -375,7 +375,7 @@ static void embed_quantised(struct backend *backend) {
         for (int i = 0; i < 32; i++) table[b][2 + i] = (unsigned char)random_below(&seed, 256);
     }
     for (int i = 0; i < TOKENS; i++) ids[i] = random_below(&seed, VOCAB);
-    struct weight_part part = {table, DTYPE_Q8_0, VOCAB};
+    struct weight_part part = {.data = table, .dtype = DTYPE_Q8_0, .rows = VOCAB};
     struct weight *weight = NULL;
     TEST_ERR_PASS(weight_prepare(backend, &part, 1, HIDDEN, WEIGHT_LOOKUP, &weight, err));
     void *dout = tensor_room(&t, TOKENS * HIDDEN);

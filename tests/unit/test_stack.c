@@ -35,8 +35,8 @@ static struct weight *side_weight(struct backend *backend, uint64_t seed, int64_
     double deviation = 1.0 / sqrt((double)cols);
     for (int64_t i = 0; i < rows * cols; i++) /* uniform, of deviation 1 / sqrt(cols) */
         bits[i] = bf16_bits((float)((random_unit(&seed) - 0.5) * 3.4641 * deviation));
-    struct weight_part parts[2] = {{bits, DTYPE_BF16, gated ? rows / 2 : rows},
-                                   {bits + rows / 2 * cols, DTYPE_BF16, rows / 2}};
+    struct weight_part parts[2] = {{.data = bits, .dtype = DTYPE_BF16, .rows = gated ? rows / 2 : rows},
+                                   {.data = bits + rows / 2 * cols, .dtype = DTYPE_BF16, .rows = rows / 2}};
     struct weight *out = NULL;
     TEST_ERR_PASS(weight_prepare(backend, parts, gated ? 2 : 1, cols, gated ? WEIGHT_GATED : 0, &out, err));
     free(bits);
