@@ -67,6 +67,9 @@ static void drain_begin(struct serve *serve, int signum) {
     serve->drain_until_ns = now_ns + (int64_t)serve->options.shutdown_timeout_s * NS_PER_SECOND;
     log_info("shutting down", "signal=%d running=%d limit_seconds=%d", signum, api_running(&serve->app),
              serve->options.shutdown_timeout_s);
+    notify_stopping(serve->notify);
+    notify_status(serve->notify, "shutting down: %d running, for up to %d s", api_running(&serve->app),
+                  serve->options.shutdown_timeout_s);
     http_server_drain(serve->app.http);
     if (serve->app.engine) engine_drain(serve->app.engine, serve->drain_until_ns);
     uv_timer_start(&serve->drain, on_drain_tick, 0, DRAIN_TICK_MS);
@@ -143,6 +146,7 @@ static void on_second(uv_timer_t *timer) {
     struct serve *serve = timer->data;
     struct engine_stats stats;
     int64_t now_ns = clock_now_ns();
+    orphans_reap(&serve->orphans);
     if (!serve_stats(serve, &stats)) return;
     health_tick(&serve->health, &stats, now_ns);
     silence_check(serve, &stats);
@@ -153,7 +157,20 @@ static void on_second(uv_timer_t *timer) {
         return;
     }
     memory_tidy(serve, &stats);
+    if (!serve->app.draining)
+        notify_status(serve->notify, "%s: %d running, %d waiting", serve->app.model_name, stats.running, stats.waiting);
     if (++serve->seconds % 10 == 0) rates_log(serve, &stats, now_ns);
+}
+
+/* For the service manager's watchdog: this loop runs, and what it serves lives. */
+static bool serve_alive(void *user) {
+    struct serve *serve = user;
+    struct engine_stats stats;
+    struct buf body = {0};
+    int status = health_answer(&serve->health, HEALTH_LIVE, serve_stats(serve, &stats), serve->app.draining,
+                               clock_now_ns(), &body);
+    buf_deinit(&body);
+    return status == 200;
 }
 
 /* Starting. */
@@ -196,6 +213,8 @@ static void on_loaded(uv_async_t *async) {
         engine_info(serve->app.engine)->backend.device != DEVICE_CUDA)
         log_info("--cuda-kernels changes nothing: the CPU serves", "");
     log_info("ready", "model=%s seconds=%.3f", log_quote(serve->app.model_name).text, serve->start_seconds);
+    notify_ready(serve->notify);
+    notify_status(serve->notify, "serves %s", serve->app.model_name);
 }
 
 /* No core files (they would hold prompts and keys), no new privileges, as many files as the system allows. Returns how
@@ -251,6 +270,8 @@ static int serve_start(struct serve *serve, struct err *err) {
     int port = o->port;
     limits_fill(o, process_settle(), &limits);
     handles_open(serve);
+    serve->notify = notify_open(&serve->loop, serve_alive, serve);
+    notify_status(serve->notify, "loading %s", serve->model.name);
     serve_callbacks(serve, &callbacks);
     serve->metrics = metrics_open();
     serve->app.metrics = serve->metrics;
@@ -273,6 +294,7 @@ static void serve_end(struct serve *serve) {
     for (int i = 0; i < 2; i++) uv_close((uv_handle_t *)&serve->signals[i], NULL);
     uv_close((uv_handle_t *)&serve->second, NULL);
     uv_close((uv_handle_t *)&serve->drain, NULL);
+    notify_close(serve->notify);
     if (serve->load.done.data) uv_close((uv_handle_t *)&serve->load.done, NULL);
     if (serve->app.http) http_server_close(serve->app.http);
     uv_run(&serve->loop, UV_RUN_DEFAULT);

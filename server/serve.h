@@ -14,7 +14,9 @@
 #include "server/health.h"
 #include "server/metrics.h"
 #include "server/model_path.h"
+#include "server/notify.h"
 #include "server/options.h"
+#include "server/orphans.h"
 
 #define SERVE_EXIT_OK          0
 #define SERVE_EXIT_ENVIRONMENT 1
@@ -52,6 +54,8 @@ struct serve {
     struct bridge bridge;
     struct serve_load load;
     struct serve_rates rates;
+    struct notify *notify; /* NULL: no service manager listens */
+    struct orphans orphans;
     uv_loop_t loop;
     uv_signal_t signals[2];
     uv_timer_t second, drain;
