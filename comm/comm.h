@@ -72,7 +72,7 @@ int comm_all_reduce(struct comm *comm, const struct comm_all_reduce_args *args, 
  * the call and must not be written by the caller before the next collective of this rank has been issued. */
 struct comm_reduce_norm_args {
     void *delta;         /* [rows, dim] act, shared block */
-    void *x;             /* [rows, dim] act */
+    void *x;             /* [rows, dim] act, shared block */
     const float *weight; /* [dim] f32 device */
     void *out;           /* [rows, dim] act, shared block */
     int64_t rows, dim;
@@ -89,8 +89,9 @@ struct comm_gather_args {
 };
 int comm_all_gather(struct comm *comm, const struct comm_gather_args *args, struct err *err);
 
-/* Host side, between the rank threads: all come with the same step and hash, or ERR_FATAL with both sides printed on
- * every rank that noticed. Called before a step's collectives are issued. Bounded wait, no device work. */
+/* Host side, before a step's collectives are issued: every rank comes with the same step (rising) and hash, or
+ * ERR_FATAL with both sides in its text on whoever sees it, and all waiting ends. Waits for nobody and touches no
+ * device. */
 int comm_agree(struct comm *comm, uint64_t step, uint64_t hash, struct err *err);
 
 /* Any thread: every wait of the group, on the host and on the devices, ends with ERR_FATAL. */

@@ -11,7 +11,8 @@ struct comm_table {
     int (*share)(struct comm *comm, void *base, size_t bytes, struct err *err);
     int (*warm)(struct comm *comm, struct err *err); /* or NULL */
     int (*all_reduce)(struct comm *comm, const struct comm_all_reduce_args *args, struct err *err);
-    int (*reduce_norm)(struct comm *comm, const struct comm_reduce_norm_args *args, struct err *err);
+    int (*reduce_norm)(struct comm *comm, const struct comm_reduce_norm_args *args,
+                       struct err *err); /* or NULL: all_reduce in place, then op_rms_norm */
     int (*all_gather)(struct comm *comm, const struct comm_gather_args *args, struct err *err);
     void (*abort)(struct comm *comm); /* any thread; or NULL */
 };
@@ -39,7 +40,6 @@ void group_leave(struct comm_group *group, struct comm *comm);
 /* ---- the kinds: each fills table, name and its own, and sets *out; comm_open fills the rest of the head ------------
  */
 int comm_shm_open(struct comm_group *group, int32_t rank, struct backend *backend, struct comm **out, struct err *err);
-size_t comm_shm_bytes(const struct comm_options *options, size_t message_bytes_max);
 int comm_cuda_open(struct comm_group *group, int32_t rank, struct backend *backend, struct comm **out, struct err *err);
 size_t comm_cuda_bytes(const struct comm_options *options, size_t message_bytes_max);
 
