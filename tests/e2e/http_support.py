@@ -29,13 +29,15 @@ def device_flags():
 
 
 class Server:
-    """A running quire_fake, or with `model` the real binary, on a free port; a context manager that ends it."""
+    """A running quire_fake, or with `model` the real binary, on a free port; a context manager that ends it.
+    `launcher` is a command that runs the program."""
 
-    def __init__(self, *flags, env=None, wait=True, limit_files=None, model=None):
+    def __init__(self, *flags, env=None, wait=True, limit_files=None, model=None, launcher=()):
         self.model = tempfile.NamedTemporaryFile(prefix="fake-model-", suffix=".gguf")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") and k != "VLLM_API_KEY"}
         environment.update(env or {})
         command = [
+            *launcher,
             REAL if model else FAKE,
             "serve",
             model or self.model.name,
