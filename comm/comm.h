@@ -27,11 +27,15 @@ struct comm_options {
     int32_t ranks;
     enum comm_kind kind;
     int64_t timeout_ns; /* of every wait on another rank */
+    /* Of the host's waits before comm_group_start, while one rank's disk may be slower than another's; 0: the same. */
+    int64_t load_timeout_ns;
 };
 
 /* No device is touched. */
 int comm_group_open(const struct comm_options *options, struct comm_group **out, struct err *err);
 void comm_group_close(struct comm_group *group);
+/* The loading is over: from now on every wait ends within timeout_ns. Any thread. */
+void comm_group_start(struct comm_group *group);
 
 /* One rank's end, on that rank's thread, after its backend was opened; returns when every rank has come (or one has
  * failed: ERR_FATAL). CUDA: checks peer access between all devices (NCCL alone where it is missing, said in the log).

@@ -3,16 +3,13 @@
  *
  * Invariants of the meeting: a rank's word of meeting g lies in words[g & 1]; it may be overwritten at meeting g + 2
  * only, which begins when every rank has come to g + 1, and so has read the words of g. */
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "comm/comm_private.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
+#include "engine/base/futex.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 
@@ -32,7 +29,7 @@ struct comm_group {
     struct comm_options options;
     _Atomic uint32_t generation; /* meetings so far; the sleepers' futex */
     _Atomic uint32_t arrived;
-    atomic_bool aborted;
+    atomic_bool aborted, started;
     _Atomic uint64_t words[2][COMM_RANKS_MAX];
     struct agreed agreed[COMM_RANKS_MAX][AGREE_STEPS];
     pthread_mutex_t mutex; /* guards ends */
@@ -59,21 +56,21 @@ const struct comm_options *group_options(const struct comm_group *group) {
     return &group->options;
 }
 
+void comm_group_start(struct comm_group *group) {
+    atomic_store(&group->started, true);
+}
+
 bool group_aborted(const struct comm_group *group) {
     return atomic_load(&group->aborted);
 }
 
-static void futex_nap(_Atomic uint32_t *word, uint32_t seen) {
-    const struct timespec nap = {.tv_nsec = MEET_NAP_NS};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &nap, NULL, 0);
-}
-
-static void futex_wake_all(_Atomic uint32_t *word) {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-}
-
 static int aborted_say(struct err *err) {
     return err_set(err, ERR_FATAL, "another rank has failed");
+}
+
+static int64_t timeout_of(const struct comm_group *group) {
+    const struct comm_options *o = &group->options;
+    return o->load_timeout_ns && !atomic_load(&group->started) ? o->load_timeout_ns : o->timeout_ns;
 }
 
 /* Until meeting `generation` is over. */
@@ -83,12 +80,12 @@ static int meeting_await(struct comm_group *group, int32_t rank, uint32_t genera
         int64_t waited_ns = clock_now_ns() - begin_ns;
         if (group_aborted(group)) return aborted_say(err);
         if (waited_ns < MEET_SPIN_NS) continue;
-        if (waited_ns > group->options.timeout_ns) {
+        if (waited_ns > timeout_of(group)) {
             comm_abort(group);
             return err_set(err, ERR_FATAL, "rank %d waited %.1f s for the other ranks: %u of %d came", rank,
                            (double)waited_ns * 1e-9, atomic_load(&group->arrived), group->options.ranks);
         }
-        futex_nap(&group->generation, generation);
+        futex_wait(&group->generation, generation, MEET_NAP_NS);
     }
     return 0;
 }

@@ -12,8 +12,7 @@
 
 static void engine_free(struct engine *engine) {
     if (engine->sched) sched_close(engine->sched);
-    if (engine->model) model_close(engine->model);
-    if (engine->backend) backend_close(engine->backend);
+    ranks_close(engine->ranks);
     if (engine->files) model_files_close(engine->files);
     arena_deinit(&engine->arenas[0]);
     arena_deinit(&engine->arenas[1]);
@@ -86,9 +85,9 @@ int engine_take_text(struct engine *engine, const struct text *text, struct err 
     engine->options.text = text;
     if (vocab < engine->info.vocab) {
         engine->info.vocab = vocab;
-        rc = model_set_sample_vocab(engine->model, vocab, err);
+        rc = ranks_set_sample_vocab(engine->ranks, vocab, err);
     }
-    return rc ? rc : model_warm(engine->model, err);
+    return rc ? rc : ranks_warm(engine->ranks, err);
 }
 
 const struct engine_info *engine_info(const struct engine *engine) {

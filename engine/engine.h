@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "comm/comm.h"
 #include "engine/base/err.h"
 #include "engine/record.h"
 #include "kernels/backend.h"
@@ -25,8 +26,12 @@ typedef void engine_events_fn(void *user, const void *records, size_t bytes);
 
 struct engine_options {
     const char *model_path;
-    const struct text *text; /* borrowed; immutable after start; NULL: engine_set_text follows */
-    struct backend_options backend;
+    const struct text *text;          /* borrowed; immutable after start; NULL: engine_set_text follows */
+    struct backend_options backend;   /* CPU: `threads` are those of all ranks together */
+    int32_t ranks;                    /* devices that the model is spread over; 0: one */
+    int32_t ordinals[COMM_RANKS_MAX]; /* CUDA: the device of each rank where there are several (one: backend.ordinal) */
+    enum comm_kind comm;              /* how CUDA ranks talk */
+    int64_t step_timeout_ns;          /* of a rank's wait for another one; 0: 10 s */
     engine_events_fn *on_events;
     void *user;
     enum dtype dtype;      /* of activations; DTYPE_COUNT: the device's, the only one it has */
@@ -57,7 +62,9 @@ struct engine_phase {
 
 /* Immutable after open. */
 struct engine_info {
-    struct backend_info backend;
+    struct backend_info backend; /* of one rank; its memory is the least of all ranks, CPU: threads of all */
+    int32_t ranks;
+    char comm[32]; /* how they talk: "local" (one rank), "shm", "nccl", "p2p+nccl" */
     char architecture[64];
     char weight_types[64]; /* "q4_1 (210), f32 (61), q8_0 (1)" */
     int32_t vocab, max_model_len, model_context, page_size, pages_total, max_num_seqs, max_num_batched_tokens;
@@ -65,7 +72,7 @@ struct engine_info {
     int32_t decode_stack_rows;    /* decode steps of so many rows run all layers in one op; 0: none */
     int64_t parameters;
     enum dtype kv_dtype, weight_dtype;
-    size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token;
+    size_t weight_bytes, workspace_bytes, kv_bytes, kv_bytes_per_token; /* on each rank */
     int32_t phase_count;
     struct engine_phase phases[8];
 };
@@ -81,9 +88,9 @@ struct engine_stats {
      * ahead overlaps them. */
     uint64_t step_ns, host_ns, build_ns, launch_ns, finish_ns; /* host_ns: the three behind it */
     uint64_t decode_steps, graph_replays, graph_captures, graph_capture_ns, stack_steps; /* as in struct model_stats */
-    int64_t last_step_ns;                                       /* clock time of the last completed step */
-    int64_t heartbeat_ns;                                       /* clock time the engine thread last said it lives */
-    double prefill_tokens_per_s, decode_tokens_per_s;           /* measured, decaying; 0: not yet known */
+    int64_t last_step_ns;                             /* clock time of the last completed step */
+    int64_t heartbeat_ns;                             /* clock time the engine thread last said it lives */
+    double prefill_tokens_per_s, decode_tokens_per_s; /* measured, decaying; 0: not yet known */
     int64_t queued_tokens; /* prompt tokens waiting to be computed + output tokens promised */
     bool dead;             /* a fault ended it; dead_text says which */
     char dead_text[448];

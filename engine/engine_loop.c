@@ -3,6 +3,7 @@
  * before are known (they feed it on the device), and the device always has the next step when it ends one: a stop is
  * found one step late, and the scheduler drops the token that comes after it. Elsewhere the model computes inside
  * model_launch, nothing would be gained by it, and a step is waited for in the turn that launched it.
+ * Several ranks look like one here (ranks.h).
  *
  * Two arenas are enough for both: a step is built in the arena of the step two before it, which is complete by then. */
 #include <math.h>
@@ -270,7 +271,7 @@ static void step_count(struct engine *engine, const struct step *step, int64_t b
 static void model_count(struct engine *engine) {
     struct engine_stats *s = &engine->stats;
     struct model_stats model;
-    model_stats(engine->model, &model);
+    model_stats(ranks_model(engine->ranks, 0), &model);
     s->decode_steps = model.decode_steps;
     s->graph_replays = model.graph_replays;
     s->graph_captures = model.graph_captures;
@@ -328,12 +329,12 @@ static int step_launch(struct engine *engine, struct step *step, struct err *err
     outputs_take(engine);
     if (!step->batch) return 0;
     int64_t built_ns = clock_now_ns();
-    int rc = model_launch(engine->model, step->batch, arena, err);
+    int rc = ranks_launch(engine->ranks, step->batch, arena, err);
     int64_t launched_ns = clock_now_ns();
     engine->launched++;
     engine->audited_idle = false;
     step->build_ns = built_ns - step->begin_ns;
-    step->launch_ns = backend_info(engine->backend)->asynchronous ? launched_ns - built_ns : 0;
+    step->launch_ns = backend_info(ranks_backend(engine->ranks))->asynchronous ? launched_ns - built_ns : 0;
     return rc;
 }
 
@@ -341,7 +342,7 @@ static int step_launch(struct engine *engine, struct step *step, struct err *err
  * own begin when the device was idle then. */
 static int step_finish(struct engine *engine, struct step *step, struct err *err) {
     const struct sample_result *results;
-    int rc = model_wait(engine->model, step->batch, &results, err);
+    int rc = ranks_wait(engine->ranks, step->batch, &results, err);
     if (rc) return rc;
     int64_t done_ns = clock_now_ns();
     sched_complete(engine->sched, step->batch, results, done_ns);
@@ -382,7 +383,7 @@ static bool idle_record(struct engine *engine) {
     int rc;
     if (engine->recorded || !engine->options.text || clock_now_ns() < engine->idle_since_ns + RECORD_IDLE_NS)
         return true;
-    engine->recorded = !model_record_next(engine->model, &rc, &err);
+    engine->recorded = !ranks_record_next(engine->ranks, &rc, &err);
     if (rc) engine_die(engine, &err);
     return engine->recorded || rc;
 }

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "engine/model/model.h"
 #include "engine/output.h"
+#include "engine/ranks.h"
 #include "engine/sched/sched.h"
 
 enum message_kind {
@@ -51,8 +52,7 @@ struct engine {
     struct engine_options options;
     struct engine_info info;
     struct model_files *files;
-    struct backend *backend;
-    struct model *model;
+    struct ranks *ranks;
     struct sched *sched; /* engine thread only, once it runs */
     pthread_t thread;
 
@@ -90,7 +90,7 @@ int engine_take_text(struct engine *engine, const struct text *text, struct err 
 /* The engine thread's body. */
 void *engine_thread(void *engine);
 
-/* Decides limits and pages, opens backend, model and scheduler, fills engine->info. */
+/* Decides limits and pages, opens ranks, model and scheduler, fills engine->info. */
 int engine_build(struct engine *engine, struct err *err);
 
 #endif

@@ -18,6 +18,8 @@
 #define CUDA_GRAPHS_BYTES   ((size_t)MODEL_GRAPHS_MAX * ((size_t)2 << 20))
 #define CUDA_OVERHEAD_BYTES (((size_t)896 << 20) + CUDA_GRAPHS_BYTES)
 
+#define STEP_TIMEOUT_NS (10 * NS_PER_SECOND)
+
 /* CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt tokens a second; more than 64 rows
  * a decode step gain nothing there. CUDA: prompts of an 8B model run at 48,000 tokens a second, so a step of 8192 that
  * nobody waits for takes 170 ms and one of 2048 beside decodes 45 ms. */
@@ -34,7 +36,7 @@ static void phase_add(struct engine_info *info, const char *name, int64_t *since
 }
 
 static bool on_cuda(const struct engine *engine) {
-    return backend_info(engine->backend)->device == DEVICE_CUDA;
+    return engine->info.backend.device == DEVICE_CUDA;
 }
 
 /* Fills in what was left to the device. */
@@ -47,13 +49,13 @@ static void defaults_settle(struct engine *engine) {
     if (!o->max_num_mixed_tokens) o->max_num_mixed_tokens = d->max_num_mixed_tokens;
     if (!(o->memory_utilization > 0)) o->memory_utilization = d->memory_utilization;
     if (!seqs_given && o->max_num_seqs > o->max_num_batched_tokens) o->max_num_seqs = o->max_num_batched_tokens;
-    if (o->kv_dtype == DTYPE_COUNT) o->kv_dtype = backend_info(engine->backend)->kv_dtype_default;
+    if (o->kv_dtype == DTYPE_COUNT) o->kv_dtype = engine->info.backend.kv_dtype_default;
 }
 
 /* What the device cannot do is refused by name. */
 static int device_refuse(const struct engine *engine, struct err *err) {
     const struct engine_options *o = &engine->options;
-    const struct backend_info *info = backend_info(engine->backend);
+    const struct backend_info *info = &engine->info.backend;
     const char *device = on_cuda(engine) ? "CUDA" : "the CPU";
     if (o->dtype != DTYPE_COUNT && o->dtype != info->activation_dtype)
         return err_set_field(err, ERR_UNSUPPORTED, "--dtype", "--dtype on %s takes auto or %s, not %s", device,
@@ -83,16 +85,17 @@ static int limits_decide(const struct engine_options *o, const struct model_spec
                              limits->max_num_batched_tokens, limits->max_num_seqs);
     limits->page_size = o->block_size;
     limits->kv_dtype = o->kv_dtype;
+    limits->ranks = o->ranks;
     return 0;
 }
 
-static int pages_count(const struct model_limits *limits, const struct model_memory *memory, size_t bytes,
-                       int32_t *pages_total, struct err *err) {
-    size_t pages = bytes / memory->kv_page_bytes;
+static int pages_count(const struct model_limits *limits, size_t page_bytes, size_t bytes, int32_t *pages_total,
+                       struct err *err) {
+    size_t pages = bytes / page_bytes;
     if (pages < 1)
         return err_set_field(err, ERR_INVALID, "kv-cache-memory-bytes",
                              "one page of %d tokens takes %zu bytes, --kv-cache-memory-bytes gives %zu",
-                             limits->page_size, memory->kv_page_bytes, bytes);
+                             limits->page_size, page_bytes, bytes);
     if (pages > (size_t)INT32_MAX / 2) pages = (size_t)INT32_MAX / 2;
     *pages_total = (int32_t)pages + 1; /* page 0 is the dummy */
     return 0;
@@ -140,16 +143,18 @@ static int memory_check(const struct engine *engine, const struct model_limits *
                    on_cuda(engine) && fixed + sum->kv > sum->free ? ", or free the GPU" : "");
 }
 
-/* Pages for the pool of a CPU: what was asked for, else a share of what is left beside weights and workspace. */
+/* Pages for the pool of a CPU: what was asked for, else a share of what is left beside weights and workspace. All ranks
+ * take from the one memory. */
 static int cpu_pages_decide(const struct engine *engine, const struct model_limits *limits,
                             const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
-    const struct backend_info *info = backend_info(engine->backend);
+    const struct backend_info *info = &engine->info.backend;
     size_t free_bytes = info->memory_free_bytes ? info->memory_free_bytes : info->memory_total_bytes;
-    size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * memory->kv_page_bytes;
+    size_t ranks = (size_t)o->ranks, page_bytes = memory->kv_page_bytes * ranks;
+    size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * page_bytes;
     struct memory_sum sum = {
-        .weights = memory->weight_bytes,
-        .workspace = memory->workspace_bytes,
+        .weights = memory->weight_bytes * ranks,
+        .workspace = memory->workspace_bytes * ranks,
         .kv = o->kv_cache_bytes ? o->kv_cache_bytes : least,
         .share = o->kv_cache_bytes ? SIZE_MAX : (size_t)((double)free_bytes * o->memory_utilization),
         .free = free_bytes,
@@ -161,14 +166,14 @@ static int cpu_pages_decide(const struct engine *engine, const struct model_limi
         if (bytes > CPU_KV_BYTES_DEFAULT) bytes = CPU_KV_BYTES_DEFAULT;
         if (bytes < least) bytes = least;
     }
-    return pages_count(limits, memory, bytes, pages_total, err);
+    return pages_count(limits, page_bytes, bytes, pages_total, err);
 }
 
 /* Pages for the pool of a GPU: all that the share leaves. */
 static int cuda_pages_decide(const struct engine *engine, const struct model_limits *limits,
                              const struct model_memory *memory, int32_t *pages_total, struct err *err) {
     const struct engine_options *o = &engine->options;
-    const struct backend_info *info = backend_info(engine->backend);
+    const struct backend_info *info = &engine->info.backend;
     size_t least = (size_t)i32_ceil_div(limits->max_model_len, limits->page_size) * memory->kv_page_bytes;
     struct memory_sum sum = {
         .weights = memory->weight_bytes,
@@ -184,7 +189,7 @@ static int cuda_pages_decide(const struct engine *engine, const struct model_lim
         log_warning("less memory is free on the GPU than --gpu-memory-utilization allows",
                     "free_mib=%zu allowed_mib=%zu", sum.free >> 20, sum.share >> 20);
     size_t kv = room - sum.weights - sum.workspace - sum.overhead - memory->kv_page_bytes;
-    return pages_count(limits, memory, o->kv_cache_bytes ? sum.kv : kv, pages_total, err);
+    return pages_count(limits, memory->kv_page_bytes, o->kv_cache_bytes ? sum.kv : kv, pages_total, err);
 }
 
 /* A pool that was asked for and holds less than one context: the context shrinks to it, unless that was asked for. */
@@ -205,7 +210,7 @@ static int context_shrink(const struct engine_options *o, struct model_limits *l
 static void info_fill(struct engine *engine, const struct model_spec *spec, const struct model_limits *limits,
                       const struct model_memory *memory, int32_t pages_total) {
     struct engine_info *info = &engine->info;
-    info->backend = *backend_info(engine->backend);
+    info->ranks = ranks_count(engine->ranks);
     snprintf(info->architecture, sizeof info->architecture, "%s", spec->architecture);
     model_files_summary(engine->files, info->weight_types, sizeof info->weight_types, &info->parameters);
     info->vocab = spec->vocab;
@@ -243,6 +248,21 @@ static int sched_build(struct engine *engine, const struct model_limits *limits,
     return sched_open(&options, &engine->sched, err);
 }
 
+static int devices_open(struct engine *engine, struct err *err) {
+    struct engine_options *o = &engine->options;
+    struct ranks_options options = {.backend = o->backend, .comm = o->comm};
+    if (!o->ranks) o->ranks = 1;
+    if (o->ranks == 1) o->ordinals[0] = o->backend.ordinal;
+    options.count = o->ranks;
+    options.timeout_ns = o->step_timeout_ns ? o->step_timeout_ns : STEP_TIMEOUT_NS;
+    memcpy(options.ordinals, o->ordinals, sizeof options.ordinals);
+    int rc = ranks_open(&options, &engine->ranks, err);
+    if (rc) return rc;
+    ranks_backend_info(engine->ranks, &engine->info.backend);
+    engine->ahead = o->ahead || engine->info.backend.asynchronous;
+    return 0;
+}
+
 int engine_build(struct engine *engine, struct err *err) {
     const struct engine_options *o = &engine->options;
     struct model_limits limits = {0};
@@ -253,30 +273,31 @@ int engine_build(struct engine *engine, struct err *err) {
                               : model_files_open(o->model_path, &engine->files, err);
     if (rc) return rc;
     phase_add(&engine->info, "files", &since_ns);
-    if ((rc = backend_open(&o->backend, &engine->backend, err))) return rc;
+    if ((rc = devices_open(engine, err))) return rc;
     const struct model_spec *spec = model_files_spec(engine->files);
-    engine->ahead = o->ahead || backend_info(engine->backend)->asynchronous;
     if ((rc = device_refuse(engine, err))) return rc;
     defaults_settle(engine);
     phase_add(&engine->info, "device", &since_ns);
     if ((rc = limits_decide(o, spec, &limits, err))) return rc;
-    if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
+    if ((rc = model_memory_plan(engine->files, ranks_backend(engine->ranks), &limits, &memory, err))) return rc;
     rc = on_cuda(engine) ? cuda_pages_decide(engine, &limits, &memory, &pages_total, err)
                          : cpu_pages_decide(engine, &limits, &memory, &pages_total, err);
     if (rc) return rc;
     if ((rc = context_shrink(o, &limits, pages_total, err))) return rc;
-    if ((rc = model_memory_plan(engine->files, engine->backend, &limits, &memory, err))) return rc;
+    if ((rc = model_memory_plan(engine->files, ranks_backend(engine->ranks), &limits, &memory, err))) return rc;
     info_fill(engine, spec, &limits, &memory, pages_total);
     phase_add(&engine->info, "plan", &since_ns);
     struct model_options options = {.limits = limits,
                                     .pages_total = pages_total,
                                     .dummy_weights = o->dummy_weights,
                                     .eager = o->eager,
-                                    .no_stack = o->backend.batch_invariant,
+                                    .no_stack = o->backend.batch_invariant || o->ranks > 1,
                                     .seed = o->seed,
                                     .alive_ns = &engine->heartbeat_ns};
-    if ((rc = model_open(engine->files, engine->backend, &options, &engine->model, err))) return rc;
-    engine->info.decode_stack_rows = model_stack_rows(engine->model);
+    if ((rc = ranks_load(engine->ranks, engine->files, &options, err))) return rc;
+    engine->info.decode_stack_rows = model_stack_rows(ranks_model(engine->ranks, 0));
+    snprintf(engine->info.comm, sizeof engine->info.comm, "%s", ranks_comm_name(engine->ranks));
+    if (o->ranks > 1) log_info("ranks", "count=%d comm=%s", o->ranks, engine->info.comm);
     phase_add(&engine->info, "weights", &since_ns);
     if ((rc = sched_build(engine, &limits, pages_total, err))) return rc;
     phase_add(&engine->info, "scheduler", &since_ns);

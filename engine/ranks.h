@@ -16,7 +16,7 @@ struct ranks_options {
     int32_t ordinals[COMM_RANKS_MAX]; /* CUDA: the device of each rank; CPU: ignored */
     int32_t count;
     enum comm_kind comm;
-    int64_t timeout_ns; /* of a wait on another rank */
+    int64_t timeout_ns; /* of a wait on another rank, once the model is loaded */
 };
 
 /* Opens the backends, side by side. ERR_UNSUPPORTED: no such device, two ranks on one GPU, GPUs of different kinds. */
@@ -26,6 +26,7 @@ int32_t ranks_count(const struct ranks *ranks);
 /* Rank 0's, whose info stands for all; memory_free_bytes is the least of all ranks. */
 struct backend *ranks_backend(const struct ranks *ranks);
 void ranks_backend_info(const struct ranks *ranks, struct backend_info *out);
+const char *ranks_comm_name(const struct ranks *ranks); /* after the load: "local", "shm", …, for the log */
 
 /* Loads the model on every rank, side by side, each taking its slice from the file: model_open with the rank's comm.
  * The first error wins; the others are told to give up. */

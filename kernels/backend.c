@@ -55,6 +55,18 @@ const struct backend_info *backend_info(const struct backend *backend) {
     return &backend->info;
 }
 
+int32_t backend_processors(void) {
+    return machine_processors();
+}
+
+int32_t backend_cuda_devices(void) {
+#ifdef QUIRE_CUDA
+    return cuda_devices();
+#else
+    return 0;
+#endif
+}
+
 static const char *memory_kind_name(enum memory_kind kind) {
     static const char *const names[MEMORY_KIND_COUNT] = {"weights", "workspace", "KV cache", "pinned buffers"};
     return names[kind];

@@ -59,6 +59,12 @@ int backend_open(const struct backend_options *options, struct backend **out, st
 void backend_close(struct backend *backend);
 const struct backend_info *backend_info(const struct backend *backend);
 
+/* What `threads` 0 stands for: the processors that this process may use. */
+int32_t backend_processors(void);
+/* CUDA devices that this process sees; 0 where there is no driver, no device or no CUDA in the build. Makes no context,
+ * but a process that called it must not fork for CUDA's use. */
+int32_t backend_cuda_devices(void);
+
 enum memory_kind { MEMORY_WEIGHTS, MEMORY_WORKSPACE, MEMORY_KV, MEMORY_PINNED, MEMORY_KIND_COUNT };
 
 /* Device memory (host memory the device can write for MEMORY_PINNED), zeroed, 64-byte aligned at least. On the CPU it

@@ -92,6 +92,11 @@ static int driver_check(int *driver, struct err *err) {
     return 0;
 }
 
+int32_t cuda_devices(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 static int device_check(int ordinal, int *capability, struct err *err) {
     int count = 0, major = 0, minor = 0;
     cudaError_t code = cudaGetDeviceCount(&count);

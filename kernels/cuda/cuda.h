@@ -54,6 +54,7 @@ struct cuda {
  * GPU, kernels that this GPU lacks. Nothing is left allocated then, nor a
  * context that was not there before. */
 int cuda_open(struct backend *backend, const struct backend_options *options, struct err *err);
+int32_t cuda_devices(void);               /* that this process sees; 0: none, or no driver */
 void cuda_close(struct backend *backend); /* waits for what runs, gives everything back */
 
 /* CUDA's current device is a thread's own setting, and the thread that uses a backend need not be the one that opened
