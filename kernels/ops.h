@@ -67,7 +67,7 @@ struct op_embed_args {
     const int32_t *token_slots; /* [tokens] step, read only where token_ids is -1; may be NULL if none is */
     const int32_t *last_token;  /* [slots] device, written by op_sample */
     int64_t tokens, hidden;
-    int32_t first_id;
+    int32_t first_id, vocab; /* of a slice: the id of its first row, and how many ids there are; 0, 0: all of it */
     float scale;
     void *out; /* [tokens, hidden] act */
 };

@@ -15,6 +15,7 @@ static bool parts_rows(const struct weight_part *parts, int32_t part_count, int6
         size_t row_bytes;
         if (parts[i].rows < 1 || parts[i].rows > INT32_MAX || (unsigned)parts[i].dtype >= DTYPE_COUNT) return false;
         if (!dtype_row_bytes(parts[i].dtype, cols, &row_bytes)) return false;
+        if (parts[i].stride_bytes && parts[i].stride_bytes < row_bytes) return false;
         *rows += parts[i].rows;
     }
     return *rows <= INT32_MAX;

@@ -83,14 +83,28 @@ static int model_fill(struct model *model, struct model_files *files, const stru
     if (!size_mul(memory.kv_page_bytes, (size_t)options->pages_total, &kv_bytes))
         return err_set(err, ERR_INVALID, "a KV pool of %d pages needs more memory than can be counted",
                        options->pages_total);
-    rc = comm_open_local(&model->comm, err);
-    if (rc == 0) rc = memory_reserve(model, &memory, err);
+    rc = memory_reserve(model, &memory, err);
     if (rc == 0) rc = weights_bind(model, files, options, err);
     if (rc == 0) rc = workspace_open(model, files, err);
+    if (rc == 0) rc = comm_share(model->comm, model->workspace, model->at.bytes, err);
     if (rc == 0) rc = kv_open(model, err);
     if (rc == 0) rc = backend_step_open(model->backend, model->at.step_bytes, err);
     if (rc == 0 && !options->no_stack) rc = stack_open(model, err);
-    return rc ? rc : results_open(model, err);
+    if (rc == 0) rc = results_open(model, err);
+    return rc ? rc : comm_warm(model->comm, err);
+}
+
+/* The rank's place, and what it computes of the whole. */
+static int shard_settle(struct model *model, const struct model_files *files, const struct model_options *options,
+                        struct err *err) {
+    int rc = options->comm ? 0 : comm_open_local(&model->own_comm, err);
+    if (rc) return rc;
+    model->comm = options->comm ? options->comm : model->own_comm;
+    model->shard = (struct shard){comm_rank(model->comm), comm_ranks(model->comm)};
+    model->limits.ranks = model->shard.ranks;
+    model->vocab_slice = shard_vocab(files->spec.vocab, model->shard.ranks);
+    model->logits_stride = (int64_t)model->vocab_slice * model->shard.ranks;
+    return shard_spec(&files->spec, model->shard.ranks, &model->spec, err);
 }
 
 int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err) {
@@ -118,7 +132,8 @@ int model_open(struct model_files *files, struct backend *backend, const struct 
     model->act_bytes = (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
     if (options->limits.page_size > 0)
         model->max_pages = i32_ceil_div(options->limits.max_model_len, options->limits.page_size);
-    int rc = model_fill(model, files, options, err);
+    int rc = shard_settle(model, files, options, err);
+    if (rc == 0) rc = model_fill(model, files, options, err);
     if (rc) {
         model_close(model);
         return rc;
@@ -137,7 +152,7 @@ void model_close(struct model *model) {
     backend_free(model->backend, MEMORY_KV, model->kv, model->kv_bytes);
     backend_free(model->backend, MEMORY_WORKSPACE, model->workspace, model->at.bytes);
     weights_free(model);
-    comm_close(model->comm);
+    comm_close(model->own_comm);
     mem_free(model);
 }
 
@@ -286,11 +301,13 @@ int model_wait(struct model *model, const struct batch *batch, const struct samp
 
 const float *model_logits(struct model *model, const struct batch *batch) {
     const float *logits = model_at(model, model->at.logits); /* [rows, vocab] f32 device */
-    size_t row_bytes = (size_t)model->spec.vocab * sizeof(float);
-    if (!backend_info(model->backend)->asynchronous) return logits;
-    if (!model->logits_copy) model->logits_copy = mem_zalloc((size_t)model->limits.max_num_seqs, row_bytes);
-    if (backend_download(model->backend, model->logits_copy, logits, (size_t)batch->rows * row_bytes, NULL))
-        return NULL;
+    const size_t vocab = (size_t)model->spec.vocab, stride = (size_t)model->logits_stride, rows = (size_t)batch->rows;
+    if (!backend_info(model->backend)->asynchronous && stride == vocab) return logits;
+    if (!model->logits_copy)
+        model->logits_copy = mem_zalloc((size_t)model->limits.max_num_seqs, stride * sizeof(float));
+    if (backend_download(model->backend, model->logits_copy, logits, rows * stride * sizeof(float), NULL)) return NULL;
+    for (size_t row = 1; row < rows && stride > vocab; row++)
+        memmove(model->logits_copy + row * vocab, model->logits_copy + row * stride, vocab * sizeof(float));
     return model->logits_copy;
 }
 

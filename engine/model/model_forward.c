@@ -12,6 +12,8 @@ struct pass {
     struct attention_shape shape;
     unsigned char *x; /* [tokens, hidden] act; in the tail of the last layer the rows that are sampled */
     void *delta;      /* [tokens, hidden] act: a branch that the next norm adds to x, or NULL */
+    bool partial;     /* delta is this rank's part of a sum over all ranks */
+    int32_t branches; /* made so far: which of two buffers is next */
     int64_t tokens;
     int rc;
 };
@@ -36,13 +38,26 @@ static void run_norm(struct pass *p, void *x, const float *weight, void *out, in
 
 /* The norm of the residual stream, with the branch that waits to be added to it. */
 static void norm_stream(struct pass *p, const float *weight, void *out) {
-    int64_t hidden = p->model->spec.hidden;
-    run_norm(p, p->x, weight, out, p->tokens, hidden, hidden, p->delta);
+    const struct model_spec *spec = &p->model->spec;
+    if (p->rc == 0 && p->partial) {
+        const struct comm_reduce_norm_args args = {.delta = p->delta,
+                                                   .x = p->x,
+                                                   .weight = weight,
+                                                   .out = out,
+                                                   .rows = p->tokens,
+                                                   .dim = spec->hidden,
+                                                   .eps = spec->norm_eps,
+                                                   .weight_offset = spec->norm_weight_offset};
+        p->rc = comm_reduce_norm(p->model->comm, &args, p->err);
+    } else {
+        run_norm(p, p->x, weight, out, p->tokens, spec->hidden, spec->hidden, p->delta);
+    }
     p->delta = NULL;
+    p->partial = false;
 }
 
 static void run_linear(struct pass *p, const void *x, const struct weight *w, const float *bias, void *y, int64_t rows,
-                       bool accumulate, bool out_f32) {
+                       bool accumulate) {
     if (p->rc) return;
     const struct op_linear_args args = {.x = x,
                                         .w = w,
@@ -51,8 +66,7 @@ static void run_linear(struct pass *p, const void *x, const struct weight *w, co
                                         .rows = rows,
                                         .x_stride = weight_cols(w),
                                         .y_stride = weight_rows(w),
-                                        .accumulate = accumulate,
-                                        .out_f32 = out_f32};
+                                        .accumulate = accumulate};
     p->rc = op_linear(p->model->backend, &args, p->err);
 }
 
@@ -69,16 +83,23 @@ static void run_gather(struct pass *p, const void *x, void *out, int64_t dim) {
 }
 
 /* Adds residual_scale * (in W^T + bias) to x. With one rank and no multiplier the product is added as it is made; else
- * it is made apart, scaled, and added by the norm that follows every branch. */
+ * it is made apart, and the norm that follows every branch sums it over the ranks and adds it. What is to be multiplied
+ * must be whole before. */
 static void add_branch(struct pass *p, const void *in, const struct weight *w, const float *bias) {
     struct model *model = p->model;
     int64_t count = p->tokens * model->spec.hidden;
-    if (!spec_branches_apart(&model->spec, comm_ranks(model->comm))) {
-        run_linear(p, in, w, bias, p->x, p->tokens, true, false);
+    const bool ranks = model->shard.ranks > 1;
+    if (!spec_branches_apart(&model->spec, model->shard.ranks)) {
+        run_linear(p, in, w, bias, p->x, p->tokens, true);
         return;
     }
-    p->delta = model_at(model, model->at.delta);
-    run_linear(p, in, w, comm_rank(model->comm) == 0 ? bias : NULL, p->delta, p->tokens, false, false);
+    p->delta = model_at(model, model->at.delta[ranks ? p->branches++ & 1 : 0]);
+    run_linear(p, in, w, model->shard.rank == 0 ? bias : NULL, p->delta, p->tokens, false);
+    p->partial = ranks && model->spec.residual_scale == 1;
+    if (p->rc == 0 && ranks && !p->partial) {
+        const struct comm_all_reduce_args args = {p->delta, p->delta, count};
+        p->rc = comm_all_reduce(model->comm, &args, p->err);
+    }
     run_scale(p, p->delta, count, model->spec.residual_scale, 0, false);
 }
 
@@ -136,7 +157,7 @@ static void attention_half(struct pass *p, int32_t layer) {
     const struct layer_weights *w = &model->layers[layer];
     void *h = model_at(model, model->at.h), *qkv = model_at(model, model->at.qkv);
     norm_stream(p, w->attn_norm, h);
-    run_linear(p, h, w->qkv, w->qkv_bias, qkv, p->tokens, false, false);
+    run_linear(p, h, w->qkv, w->qkv_bias, qkv, p->tokens, false);
     finish_qkv(p, layer, qkv);
     if (layer < spec->layers - 1 || p->in->rows > 0) run_attention(p, layer, qkv);
 }
@@ -168,15 +189,22 @@ static void feed_forward_half(struct pass *p, int32_t layer) {
 static void embed(struct pass *p) {
     struct model *model = p->model;
     const struct inputs *in = p->in;
+    const bool ranks = model->shard.ranks > 1;
+    void *part = model_at(model, model->at.delta[2]);
     const struct op_embed_args args = {.table = model->embed,
                                        .token_ids = in->token_ids,
                                        .token_slots = in->token_slots,
                                        .last_token = sample_state_last_token(model->backend, model->sample_state),
                                        .tokens = in->tokens,
                                        .hidden = model->spec.hidden,
+                                       .first_id = model->shard.rank * model->vocab_slice,
+                                       .vocab = model->spec.vocab,
                                        .scale = model->spec.embed_scale,
-                                       .out = p->x};
+                                       .out = ranks ? part : p->x};
     p->rc = op_embed(model->backend, &args, p->err);
+    if (p->rc || !ranks) return;
+    const struct comm_all_reduce_args sum = {part, p->x, (int64_t)in->tokens * model->spec.hidden};
+    p->rc = comm_all_reduce(model->comm, &sum, p->err);
 }
 
 /* Behind the last attention only the sampled rows are wanted: they move together, the rest is dropped. Returns where
@@ -210,12 +238,25 @@ static void run_layer(struct pass *p, int32_t layer) {
 static void logits(struct pass *p) {
     struct model *model = p->model;
     const struct model_spec *spec = &model->spec;
-    void *out = model_at(model, model->at.logits);
+    float *out = model_at(model, model->at.logits);
+    void *x = model->shard.ranks > 1 ? model_at(model, model->at.h) : p->x;
     int64_t rows = p->in->rows;
     if (rows == 0) return;
-    norm_stream(p, model->output_norm, p->x);
-    run_linear(p, p->x, model->output, NULL, out, rows, false, true);
-    run_scale(p, out, rows * spec->vocab, spec->logit_scale, spec->logit_soft_cap, true);
+    norm_stream(p, model->output_norm, x);
+    if (p->rc) return;
+    const struct op_linear_args args = {.x = x,
+                                        .w = model->output,
+                                        .y = out + (int64_t)model->shard.rank * model->vocab_slice,
+                                        .rows = rows,
+                                        .x_stride = spec->hidden,
+                                        .y_stride = model->logits_stride,
+                                        .out_f32 = true};
+    p->rc = op_linear(model->backend, &args, p->err);
+    if (p->rc == 0 && model->shard.ranks > 1) {
+        const struct comm_gather_args gather = {out, rows, model->vocab_slice};
+        p->rc = comm_all_gather(model->comm, &gather, p->err);
+    }
+    run_scale(p, out, rows * model->logits_stride, spec->logit_scale, spec->logit_soft_cap, true);
 }
 
 /* On a device that has computed when an op returns, a step of a minute must not look like a dead thread. */
@@ -250,7 +291,7 @@ static void sample(struct pass *p) {
     if (p->rc || p->in->rows == 0) return;
     const struct op_sample_args args = {.state = model->sample_state,
                                         .logits = model_at(model, model->at.logits),
-                                        .logits_stride = model->spec.vocab,
+                                        .logits_stride = model->logits_stride,
                                         .vocab = model->sample_vocab,
                                         .batch = p->in->sampling,
                                         .workspace = model_at(model, model->at.sample),

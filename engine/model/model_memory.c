@@ -53,7 +53,9 @@ bool workspace_layout(const struct model_spec *spec, const struct backend *backe
     size_t hidden = (size_t)spec->hidden, q = (size_t)spec->n_heads * (size_t)spec->head_dim;
     out->x = carve(&c, tokens, hidden, act);
     out->h = carve(&c, tokens, hidden, act);
-    out->delta = carve(&c, spec_branches_apart(spec, 1) ? tokens : 0, hidden, act);
+    const int32_t ranks = limits->ranks > 1 ? limits->ranks : 1;
+    for (int32_t i = 0, count = ranks > 1 ? 3 : spec_branches_apart(spec, 1) ? 1 : 0; i < 3; i++)
+        out->delta[i] = carve(&c, i < count ? tokens : 0, hidden, act);
     size_t shared = c.at;
     out->qkv = carve(&c, tokens, (size_t)spec_qkv_rows(spec), act);
     out->attn = carve(&c, tokens, q, act);
@@ -64,7 +66,7 @@ bool workspace_layout(const struct model_spec *spec, const struct backend *backe
     if (c.at < attention_end) c.at = attention_end;
     out->rows_x = carve(&c, rows, hidden, act);
     out->rows_attn = carve(&c, rows, q, act);
-    out->logits = carve(&c, rows, (size_t)spec->vocab, sizeof(float));
+    out->logits = carve(&c, rows, (size_t)ranks * (size_t)shard_vocab(spec->vocab, ranks), sizeof(float));
     out->rope = carve(&c, (size_t)limits->max_model_len, (size_t)spec->rotary_dim, sizeof(float));
     out->pages = carve(&c, rows + 1, (size_t)i32_ceil_div(limits->max_model_len, limits->page_size), sizeof(int32_t));
     out->attention_bytes = attention_workspace_bytes(backend, limits->max_num_batched_tokens, limits->max_num_seqs,
@@ -95,21 +97,26 @@ static int limits_check(const struct backend *backend, const struct model_limits
 int model_memory_plan(const struct model_files *files, const struct backend *backend, const struct model_limits *limits,
                       struct model_memory *out, struct err *err) {
     struct workspace workspace;
+    struct model_spec spec;
     size_t layer_page_bytes;
     int rc = limits_check(backend, limits, err);
+    if (rc == 0) rc = shard_spec(&files->spec, limits->ranks, &spec, err);
     if (rc) return rc;
-    if (!workspace_layout(&files->spec, backend, limits, &workspace) ||
-        !kv_page_bytes(&files->spec, limits, &layer_page_bytes) ||
+    if (!workspace_layout(&spec, backend, limits, &workspace) || !kv_page_bytes(&spec, limits, &layer_page_bytes) ||
         !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     out->kv_token_bytes = out->kv_page_bytes / (size_t)limits->page_size;
     enum dtype dtype;
-    if ((rc = weights_plan(files, backend, &out->weight_bytes, &dtype, err))) return rc;
+    if ((rc = weights_plan(files, backend, limits->ranks, &out->weight_bytes, &dtype, err))) return rc;
+    const struct comm_options comm = {.ranks = limits->ranks > 1 ? limits->ranks : 1};
+    const size_t message = (size_t)limits->max_num_batched_tokens * (size_t)spec.hidden *
+                           (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
     size_t step_bytes, state = sample_state_bytes(backend, limits->max_num_seqs + 1, files->spec.vocab);
     if (!size_add(workspace.bytes, state, &out->workspace_bytes) ||
         !backend_step_device_bytes(backend, workspace.step_bytes, &step_bytes) ||
         !size_add(out->workspace_bytes, step_bytes, &out->workspace_bytes) ||
-        !size_add(out->workspace_bytes, stack_bytes(&files->spec, backend, limits, dtype), &out->workspace_bytes))
+        !size_add(out->workspace_bytes, stack_bytes(&spec, backend, limits, dtype), &out->workspace_bytes) ||
+        !size_add(out->workspace_bytes, comm_device_bytes(&comm, backend, message), &out->workspace_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     return 0;
 }

@@ -19,26 +19,33 @@ struct layer_weights {
     float *gate_up_bias, *down_bias; /* [2 ffn], [hidden] f32 or NULL */
 };
 
+/* Which rank of how many. */
+struct shard {
+    int32_t rank, ranks;
+};
+
 /* Offsets into the one block of workspace, so that the same walk gives sizes before anything is loaded and places
  * afterwards. The attention half (qkv, attn) and the feed-forward half (gate_up, act) of a layer never live at once and
  * share their bytes. T = max_num_batched_tokens, R = max_num_seqs. */
 struct workspace {
-    size_t x;         /* [T, hidden] act: the residual stream */
-    size_t h;         /* [T, hidden] act: normed input */
-    size_t delta;     /* [T, hidden] act: a branch before it is added; only where branches are made apart */
+    size_t x; /* [T, hidden] act: the residual stream */
+    size_t h; /* [T, hidden] act: normed input */
+    /* [T, hidden] act: a branch before it is added; only where branches are made apart. Ranks take two in turn, since
+     * others may still read the last one, and a third for the embedding. */
+    size_t delta[3];
     size_t qkv;       /* [T, (n_heads + 2 n_kv_heads) head_dim] act */
     size_t attn;      /* [T, n_heads head_dim] act */
     size_t gate_up;   /* [T, 2 ffn] act */
     size_t act;       /* [T, ffn] act */
     size_t rows_x;    /* [R, hidden] act: the tokens whose logits are wanted */
     size_t rows_attn; /* [R, n_heads head_dim] act */
-    size_t logits;    /* [R, vocab] f32 */
+    size_t logits;    /* [R, logits_stride] f32 */
     size_t rope;      /* [max_model_len, rotary_dim] f32 */
     size_t pages;     /* [slots + 1, max_pages] i32; the last row is the dummy's, all page 0 */
     size_t attention, attention_bytes;
     size_t sample, sample_bytes;
     size_t bytes;
-    size_t step_bytes; /* of step memory: the inputs of the largest step */
+    size_t step_bytes;  /* of step memory: the inputs of the largest step */
     int32_t deltas_max; /* changes of the page table that one step memory takes */
 };
 
@@ -67,7 +74,11 @@ struct model {
     struct model_spec spec;
     struct model_limits limits;
     int32_t pages_total, max_pages, sample_vocab;
-    size_t act_bytes; /* of one activation */
+    struct shard shard;
+    struct comm *own_comm; /* NULL: comm is the caller's */
+    int32_t vocab_slice;   /* ids of a rank's slice of the vocabulary; its own may be shorter */
+    int64_t logits_stride; /* values from one row of logits to the next */
+    size_t act_bytes;      /* of one activation */
     atomic_int_fast64_t *alive_ns;
 
     struct weight *embed, *output; /* [vocab, hidden]; the same when tied */
@@ -88,12 +99,14 @@ struct model {
     bool graphs_on, stack_on;
     struct decode_graph graphs[MODEL_GRAPHS_MAX];
     int32_t graph_count;
-    int32_t rows_recorded; /* model_record_next has been here */
+    int32_t rows_recorded;      /* model_record_next has been here */
     struct decode_stack *stack; /* NULL: layers go op by op */
     struct model_stats stats;
 };
 
-static inline void *model_at(const struct model *model, size_t offset) { return model->workspace + offset; }
+static inline void *model_at(const struct model *model, size_t offset) {
+    return model->workspace + offset;
+}
 static inline int32_t spec_qkv_rows(const struct model_spec *spec) {
     return (spec->n_heads + 2 * spec->n_kv_heads) * spec->head_dim;
 }
@@ -119,7 +132,9 @@ static inline bool model_stack_serves(const struct model *model, int32_t rows) {
 }
 
 /* The slot of padded rows. */
-static inline int32_t model_dummy_slot(const struct model *model) { return model->limits.max_num_seqs; }
+static inline int32_t model_dummy_slot(const struct model *model) {
+    return model->limits.max_num_seqs;
+}
 static inline struct kv_table model_kv_table(const struct model *model) {
     return (struct kv_table){model_at(model, model->at.pages), model->max_pages};
 }
@@ -129,12 +144,22 @@ bool workspace_layout(const struct model_spec *spec, const struct backend *backe
                       struct workspace *out);
 bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *limits, size_t *layer_page_bytes);
 
+/* model_shard.c: a rank's share. The spec that a rank computes with: heads, KV heads and feed-forward divided, the rest
+ * as it is. ERR_UNSUPPORTED: does not divide; with what would. */
+bool shard_divides(const struct model_spec *spec, int32_t ranks);
+int shard_spec(const struct model_spec *full, int32_t ranks, struct model_spec *out, struct err *err);
+int32_t shard_vocab(int32_t vocab, int32_t ranks); /* ids of a slice */
+int32_t shard_vocab_rows(int32_t vocab, const struct shard *shard);
+/* Narrows a tensor of the files to the rank's part. *stride_bytes as in struct weight_part. */
+int shard_tensor(const struct model_files *files, enum tensor_role role, const struct shard *shard,
+                 struct model_tensor *tensor, size_t *stride_bytes, struct err *err);
+
 /* The weights of one fused matrix as parts, ready for weight_prepare. */
 enum fused { FUSED_EMBED, FUSED_OUTPUT, FUSED_QKV, FUSED_O, FUSED_GATE_UP, FUSED_DOWN, FUSED_COUNT };
 size_t vectors_bytes(const struct model_spec *spec);
 /* Bytes of all weights, and the one dtype that the layers' matrices have (DTYPE_COUNT: several). */
-int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, enum dtype *dtype,
-                 struct err *err);
+int weights_plan(const struct model_files *files, const struct backend *backend, int32_t ranks, size_t *bytes,
+                 enum dtype *dtype, struct err *err);
 int weights_bind(struct model *model, struct model_files *files, const struct model_options *options, struct err *err);
 void weights_free(struct model *model);
 

@@ -37,7 +37,7 @@ static void options_fill(const struct model_spec *spec, const struct model_limit
 
 size_t stack_bytes(const struct model_spec *spec, const struct backend *backend, const struct model_limits *limits,
                    enum dtype weight_dtype) {
-    if (weight_dtype == DTYPE_COUNT) return 0;
+    if (weight_dtype == DTYPE_COUNT || limits->ranks > 1) return 0;
     struct decode_stack_layer *layers = mem_zalloc((size_t)spec->layers, sizeof *layers);
     struct decode_stack_options options;
     int32_t rows_served;

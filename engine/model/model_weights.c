@@ -29,16 +29,20 @@ struct fused_parts {
     unsigned flags;
 };
 
-static int fused_find(const struct model_files *files, enum fused fused, int32_t layer, struct fused_parts *out,
-                      struct err *err) {
+static int fused_find(const struct model_files *files, enum fused fused, int32_t layer, const struct shard *shard,
+                      struct fused_parts *out, struct err *err) {
     const struct fused_row *row = &fused_rows[fused];
     out->count = row->part_count;
     out->flags = row->flags;
     for (int32_t i = 0; i < row->part_count; i++) {
+        size_t stride = 0;
         int rc = model_files_tensor(files, row->parts[i], layer, &out->tensors[i], err);
+        if (rc == 0) rc = shard_tensor(files, row->parts[i], shard, &out->tensors[i], &stride, err);
         if (rc) return rc;
-        out->parts[i] = (struct weight_part){
-            .data = out->tensors[i].data, .dtype = out->tensors[i].dtype, .rows = out->tensors[i].rows};
+        out->parts[i] = (struct weight_part){.data = out->tensors[i].data,
+                                             .dtype = out->tensors[i].dtype,
+                                             .rows = out->tensors[i].rows,
+                                             .stride_bytes = stride};
         out->cols = out->tensors[i].cols;
     }
     return 0;
@@ -59,6 +63,7 @@ static int fused_each(const struct model_spec *spec, fused_visit *visit, void *c
 struct planner {
     const struct model_files *files;
     const struct backend *backend;
+    struct shard shard; /* rank 0's is the largest */
     size_t bytes;
     bool mixed, any; /* dtypes of the layers' matrices */
     enum dtype dtype;
@@ -79,7 +84,7 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
     struct planner *p = context;
     struct fused_parts parts;
     size_t bytes;
-    int rc = fused_find(p->files, fused, layer, &parts, err);
+    int rc = fused_find(p->files, fused, layer, &p->shard, &parts, err);
     if (rc) return rc;
     if (fused != FUSED_EMBED && fused != FUSED_OUTPUT) dtypes_note(p, &parts);
     if (!weight_prepared_bytes(p->backend, parts.parts, parts.count, parts.cols, parts.flags, &bytes) ||
@@ -91,10 +96,14 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
     return 0;
 }
 
-int weights_plan(const struct model_files *files, const struct backend *backend, size_t *bytes, enum dtype *dtype,
-                 struct err *err) {
-    struct planner p = {.files = files, .backend = backend, .bytes = vectors_bytes(&files->spec)};
-    int rc = fused_each(&files->spec, plan_one, &p, err);
+int weights_plan(const struct model_files *files, const struct backend *backend, int32_t ranks, size_t *bytes,
+                 enum dtype *dtype, struct err *err) {
+    struct model_spec spec;
+    int rc = shard_spec(&files->spec, ranks, &spec, err);
+    if (rc) return rc;
+    struct planner p = {
+        .files = files, .backend = backend, .shard = {0, ranks > 1 ? ranks : 1}, .bytes = vectors_bytes(&spec)};
+    rc = fused_each(&files->spec, plan_one, &p, err);
     *bytes = p.bytes;
     *dtype = p.mixed ? DTYPE_COUNT : p.dtype;
     return rc;
@@ -147,17 +156,26 @@ static int prepare_dummy(struct binder *b, struct fused_parts *parts, struct wei
     return rc;
 }
 
+/* The whole tensor, of which the rank may have read a part. */
+static void tensor_release(const struct model_files *files, enum fused fused, int32_t part, int32_t layer) {
+    struct model_tensor tensor;
+    if (model_files_tensor(files, fused_rows[fused].parts[part], layer, &tensor, NULL) == 0)
+        model_files_release(files, &tensor);
+}
+
 static int bind_one(void *context, enum fused fused, int32_t layer, struct err *err) {
     struct binder *b = context;
     struct fused_parts parts = {0};
     size_t bytes = 0;
     struct weight **place = fused_place(b->model, fused, layer);
-    int rc = fused_find(b->files, fused, layer, &parts, err);
+    int rc = fused_find(b->files, fused, layer, &b->model->shard, &parts, err);
     if (rc == 0) rc = b->options->dummy_weights ? prepare_dummy(b, &parts, place, err) : prepare(b, &parts, place, err);
     if (rc == 0 && weight_prepared_bytes(b->model->backend, parts.parts, parts.count, parts.cols, parts.flags, &bytes))
         b->model->weight_bytes += bytes;
-    for (int32_t i = 0; rc == 0 && i < parts.count && !b->options->dummy_weights; i++)
-        model_files_release(b->files, &parts.tensors[i]);
+    /* Others may still read it; what they find dropped they read from the page cache again. */
+    const bool last = b->model->shard.rank == b->model->shard.ranks - 1;
+    for (int32_t i = 0; rc == 0 && i < parts.count && !b->options->dummy_weights && last; i++)
+        tensor_release(b->files, fused, i, layer);
     return rc;
 }
 
@@ -232,7 +250,9 @@ size_t vectors_bytes(const struct model_spec *spec) {
 static int vector_read(const struct binder *b, enum tensor_role role, bool norm, int32_t layer, float *to,
                        int64_t *count, struct err *err) {
     struct model_tensor tensor;
+    size_t stride;
     int rc = model_files_tensor(b->files, role, layer, &tensor, err);
+    if (rc == 0) rc = shard_tensor(b->files, role, &b->model->shard, &tensor, &stride, err);
     if (rc) return rc;
     for (int64_t i = 0; i < tensor.cols; i++)
         to[i] = b->options->dummy_weights ? (norm ? 1 - b->model->spec.norm_weight_offset : 0)

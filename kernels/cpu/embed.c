@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/dense.h"
 
@@ -16,6 +18,11 @@ static void embed_tile(void *ctx, int64_t tile, int32_t worker) {
         float *out = (float *)args->out + t * args->hidden;
         int32_t id = args->token_ids[t];
         if (id < 0) id = args->last_token[args->token_slots[t]];
+        id -= args->first_id;
+        if (id < 0 || id >= weight_rows(args->table)) {
+            memset(out, 0, (size_t)args->hidden * sizeof *out);
+            continue;
+        }
         cpu_weight_row_dequant(args->table, id, out);
         if (args->scale != 1.0f) embed->kernels->scale(out, args->hidden, args->scale, 0.0f);
     }
@@ -23,7 +30,7 @@ static void embed_tile(void *ctx, int64_t tile, int32_t worker) {
 
 /* The ids come from another room and one of them from the sampler: a wrong one must not read beyond the table. */
 static int ids_check(const struct op_embed_args *args, struct err *err) {
-    int64_t vocab = weight_rows(args->table);
+    int64_t vocab = args->vocab ? args->vocab : weight_rows(args->table);
     for (int64_t t = 0; t < args->tokens; t++) {
         int32_t id = args->token_ids[t];
         if (id == -1 && args->last_token && args->token_slots) id = args->last_token[args->token_slots[t]];

@@ -57,6 +57,7 @@ static const uint8_t *source_row(const struct weight_part *parts, int64_t row, i
     size_t row_bytes = 0;
     while (row >= parts->rows) row -= (parts++)->rows;
     dtype_row_bytes(parts->dtype, cols, &row_bytes);
+    if (parts->stride_bytes) row_bytes = parts->stride_bytes;
     return (const uint8_t *)parts->data + (size_t)row * row_bytes;
 }
 

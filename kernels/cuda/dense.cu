@@ -18,17 +18,17 @@ static dim3 block_for(int64_t pieces) {
 
 struct embed_kernel_args {
     const int32_t *token_ids, *token_slots, *last_token;
-    int64_t vocab, hidden;
+    int64_t first_id, rows, hidden;
     float scale;
     __nv_bfloat16 *out;
 };
 
-/* The table row of token t, or -1 (embedded as zeros) where the id is none. The sampler leaves none: for a row of NaN,
- * whose request ends, last_token is 0. */
+/* The table row of token t, or -1 (embedded as zeros) where it is another rank's or none. The sampler leaves none: for
+ * a row of NaN, whose request ends, last_token is 0. */
 static __device__ __forceinline__ int64_t embed_row(const embed_kernel_args &args, int64_t t) {
     int32_t id = args.token_ids[t];
     if (id == -1 && args.last_token && args.token_slots) id = args.last_token[args.token_slots[t]];
-    return id >= 0 && id < args.vocab ? id : -1;
+    return id >= args.first_id && id - args.first_id < args.rows ? id - args.first_id : -1;
 }
 
 template <int N>
@@ -100,7 +100,7 @@ static int embed_mixed_launch(struct backend *backend, const struct cuda_weight 
 }
 
 static int embed_ids_check(struct backend *backend, const struct op_embed_args *args, struct err *err) {
-    const int64_t vocab = args->table->rows;
+    const int64_t vocab = args->vocab ? args->vocab : args->table->rows;
     if (backend->cuda->capturing) return 0;
     for (int64_t t = 0; t < args->tokens; t++) {
         const int32_t id = args->token_ids[t];
@@ -118,6 +118,7 @@ extern "C" int cuda_op_embed(struct backend *backend, const struct op_embed_args
     const embed_kernel_args a = {CUDA_STEP(backend, int32_t, args->token_ids),
                                  CUDA_STEP(backend, int32_t, args->token_slots),
                                  args->last_token,
+                                 args->first_id,
                                  args->table->rows,
                                  args->hidden,
                                  args->scale,

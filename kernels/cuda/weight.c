@@ -65,6 +65,8 @@ bool cuda_weight_bytes(const struct backend *backend, const struct weight_part *
 /* The matrix without its values; memory is zeroed, so that what pads a row is zero. */
 static int weight_open(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t rows,
                        int64_t cols, unsigned flags, struct cuda_weight **out, struct err *err) {
+    if ((flags & WEIGHT_GATED) && (parts[0].stride_bytes || parts[1].stride_bytes))
+        return err_set(err, ERR_UNSUPPORTED, "the CUDA backend takes gate and up by whole rows");
     if ((flags & WEIGHT_GATED) && parts[0].rows % CUDA_GATE_ROWS != 0)
         return err_set(err, ERR_UNSUPPORTED,
                        "the CUDA backend needs a feed-forward width that is a multiple of %d, not %lld", CUDA_GATE_ROWS,
@@ -105,9 +107,10 @@ static struct weight_target part_target(const struct cuda_weight *w, int32_t par
 static int part_copy(struct backend *backend, const struct weight_target *target, const struct weight_part *part,
                      int64_t cols, struct err *err) {
     const size_t row_bytes = (size_t)cols * 2, group = CUDA_GATE_ROWS * row_bytes;
+    const size_t stride = part->stride_bytes ? part->stride_bytes : row_bytes;
     if (target->gate_part < 0)
         return cuda_loader_rows(backend, target->data + (size_t)target->row_begin * row_bytes, row_bytes, part->data,
-                                row_bytes, row_bytes, part->rows, err);
+                                stride, row_bytes, part->rows, err);
     return cuda_loader_rows(backend, target->data + (size_t)target->gate_part * group, 2 * group, part->data, group,
                             group, part->rows / CUDA_GATE_ROWS, err);
 }
@@ -120,12 +123,13 @@ static int part_convert(struct backend *backend, const struct weight_target *tar
     if (!dtype_row_bytes(part->dtype, cols, &row_bytes) || row_bytes > half)
         return err_set(err, ERR_UNSUPPORTED, "a row of %lld columns is more than the CUDA backend takes",
                        (long long)cols);
+    const size_t stride = part->stride_bytes ? part->stride_bytes : row_bytes;
     const int64_t rows_max = (int64_t)(half / row_bytes);
     for (int64_t row = 0, piece = 0; row < part->rows; row += rows_max, piece++) {
         const int64_t rows = i64_min(rows_max, part->rows - row);
         unsigned char *raw = cuda->scratch + (size_t)(piece % 2) * half;
-        const unsigned char *source = (const unsigned char *)part->data + (size_t)row * row_bytes;
-        int rc = cuda_loader_rows(backend, raw, row_bytes, source, row_bytes, row_bytes, rows, err);
+        const unsigned char *source = (const unsigned char *)part->data + (size_t)row * stride;
+        int rc = cuda_loader_rows(backend, raw, row_bytes, source, stride, row_bytes, rows, err);
         if (rc) return rc;
         weight_launch_rows(cuda->stream, raw, target, part->dtype, row, rows, cols);
         rc = CUDA_LAUNCHED(backend, "weight rows", err);

@@ -331,8 +331,14 @@ static void embed_case(struct backend *backend, int64_t hidden) {
     int32_t *dlast = tensor_i32(&t, last, 4);
     void *dout = tensor_room(&t, TOKENS * hidden);
     step_begin(backend);
-    struct op_embed_args args = {
-        weight, step_i32(backend, ids, TOKENS), step_i32(backend, slots, TOKENS), dlast, TOKENS, hidden, 0, 1.5f, dout};
+    struct op_embed_args args = {.table = weight,
+                                 .token_ids = step_i32(backend, ids, TOKENS),
+                                 .token_slots = step_i32(backend, slots, TOKENS),
+                                 .last_token = dlast,
+                                 .tokens = TOKENS,
+                                 .hidden = hidden,
+                                 .scale = 1.5f,
+                                 .out = dout};
     step_commit(backend);
     TEST_ERR_PASS(op_embed(backend, &args, err));
     act_read(backend, out, dout, TOKENS * hidden);
