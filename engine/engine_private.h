@@ -1,5 +1,5 @@
 /* engine_private.h: the inside of struct engine, shared by engine.c (the boundary, any thread), engine_loop.c (the
- * engine thread) and engine_size.c (planning). Each field names its thread. */
+ * engine thread), engine_size.c (opening) and engine_plan.c (sizes). Each field names its thread. */
 #ifndef QUIRE_ENGINE_PRIVATE_H
 #define QUIRE_ENGINE_PRIVATE_H
 
@@ -83,12 +83,44 @@ struct engine {
     int64_t done_ns;       /* clock time at which the last step was complete */
 };
 
+/* ---- engine_plan.c: the sizes of everything, before anything is loaded ------------------------------------------- */
+
+/* What a plan takes and may take on a device, in bytes; on the CPU, whose memory is one, of all ranks together. */
+struct memory_sum {
+    size_t weights, workspace, overhead;
+    size_t kv;             /* asked for, or kv_least */
+    size_t kv_least, page; /* of one context; of one page */
+    size_t share;          /* what --gpu-memory-utilization allows; SIZE_MAX where it has no say */
+    size_t free;
+};
+struct memory_sum memory_add(const struct engine_options *options, const struct backend_info *device,
+                             const struct model_limits *limits, const struct model_memory *memory);
+size_t memory_left(const struct memory_sum *sum); /* for the pool */
+
+struct plan {
+    struct model_limits limits;
+    struct model_memory memory; /* on one rank */
+    int32_t pages_total;        /* page 0 is the dummy */
+};
+
+/* Fills in what was left to the device; refuses by name what the device cannot do. */
+void options_settle(struct engine_options *options, const struct backend_info *device);
+int options_refuse(const struct engine_options *options, const struct backend_info *device, struct err *err);
+/* From settled options. ERR_UNSUPPORTED: it does not fit, with the arithmetic and what would help. */
+int limits_decide(const struct engine_options *options, const struct model_spec *spec, struct model_limits *limits,
+                  struct err *err);
+int plan_make(const struct engine_options *options, const struct model_files *files, const struct backend *backend,
+              const struct backend_info *device, struct plan *out, struct err *err);
+
 /* Takes the text and, on a device where that pays, runs each kind of step once, so that what loads on first use is
  * loaded before the first request. Engine thread, or before that runs. */
 int engine_take_text(struct engine *engine, const struct text *text, struct err *err);
 
 /* The engine thread's body. */
 void *engine_thread(void *engine);
+
+/* The devices that the options name. */
+struct ranks_options devices_options(const struct engine_options *options);
 
 /* Decides limits and pages, opens ranks, model and scheduler, fills engine->info. */
 int engine_build(struct engine *engine, struct err *err);
