@@ -119,7 +119,8 @@ static void ranks_fail(struct ranks *ranks, int32_t rank, const struct err *why)
     pthread_mutex_lock(&ranks->mutex);
     if (!atomic_load(&ranks->failed)) {
         ranks->failure = *why;
-        if (ranks->count > 1) err_prefix(&ranks->failure, "rank %d", rank);
+        if (ranks->count > 1 && why->code < ERR_EXHAUSTED && strncmp(why->text, "rank", 4) != 0)
+            err_prefix(&ranks->failure, "rank %d", rank); /* a rank's fault, not that of what was asked for */
         atomic_store(&ranks->failed, true);
     }
     pthread_mutex_unlock(&ranks->mutex);

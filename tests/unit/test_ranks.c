@@ -140,8 +140,283 @@ static void test_fault_parse(void **state) {
         assert_int_equal(fault_parse(wrong[i], &fault, &err), ERR_INVALID);
 }
 
+/* ---- the same model over one and over several ranks ----------------------------------------------------------------
+ */
+
+enum { VOCAB = 211, SLOTS = 4, STEPS = 14 };
+
+struct shape {
+    const char *architecture;
+    int n_heads, n_kv_heads, ffn, qkv_bias, qk_norm, tied;
+    int32_t ranks[4]; /* 0: no more */
+};
+static const struct shape shapes[] = {
+    {"LlamaForCausalLM", 8, 8, 96, 0, 0, 0, {2, 4, 8}},
+    {"LlamaForCausalLM", 8, 2, 64, 0, 0, 1, {2, 4, 8}}, /* KV heads on two and on four ranks each */
+    {"LlamaForCausalLM", 9, 3, 72, 0, 0, 1, {3, 9}},
+    {"Qwen2ForCausalLM", 8, 4, 128, 1, 0, 1, {4, 8}},
+    {"Qwen3ForCausalLM", 4, 1, 80, 0, 1, 0, {2, 4}},
+};
+
+static struct tiny_model tiny_of(const struct shape *shape) {
+    return (struct tiny_model){.architecture = shape->architecture,
+                               .extra = "",
+                               .layers = 3,
+                               .hidden = 64,
+                               .ffn = shape->ffn,
+                               .n_heads = shape->n_heads,
+                               .n_kv_heads = shape->n_kv_heads,
+                               .head_dim = 16,
+                               .vocab = VOCAB,
+                               .qkv_bias = shape->qkv_bias,
+                               .qk_norm = shape->qk_norm,
+                               .tied = shape->tied,
+                               .dtype = TINY_BF16};
+}
+
+static const struct model_options tiny_options = {.limits = {.max_num_seqs = SLOTS,
+                                                             .max_num_batched_tokens = 64,
+                                                             .max_model_len = 128,
+                                                             .page_size = 16,
+                                                             .kv_dtype = DTYPE_F32},
+                                                  .pages_total = 40};
+
+static struct ranks *ranks_start(const struct model_files *files, int32_t count, int64_t timeout_ns) {
+    const struct ranks_options options = {
+        .backend = {.device = DEVICE_CPU, .threads = 2, .cpu_activations = CPU_ACTIVATIONS_F32},
+        .count = count,
+        .timeout_ns = timeout_ns};
+    struct ranks *ranks;
+    struct err err = {0};
+    if (ranks_open(&options, &ranks, &err)) fail_msg("%d ranks: %s", count, err.text);
+    if (ranks_load(ranks, (struct model_files *)files, &tiny_options, &err)) fail_msg("%d ranks: %s", count, err.text);
+    return ranks;
+}
+
+/* What each step's rows drew, and their logits. */
+struct trace {
+    int32_t rows[STEPS], ids[STEPS][SLOTS];
+    float logits[STEPS][SLOTS][VOCAB];
+};
+
+/* The work of one step: prompts whole and in pieces, decodes, and both at once. -1: the token that was drawn last. */
+static int32_t step_feeds(int32_t step, const int32_t *ids, struct feed *feeds) {
+    static const int32_t last = -1;
+    switch (step) {
+    case 0: /* a whole prompt; the first piece of another */
+        feeds[0] = (struct feed){0, 0, 19, 1, ids};
+        feeds[1] = (struct feed){1, 0, 33, 0, ids + 20};
+        return 2;
+    case 1: /* a decode beside the last piece */
+        feeds[0] = (struct feed){0, 19, 1, 1, &last};
+        feeds[1] = (struct feed){1, 33, 30, 1, ids + 53};
+        return 2;
+    case 2: /* pieces alone: nothing is drawn */
+        feeds[0] = (struct feed){2, 0, 7, 0, ids + 3};
+        return 1;
+    default:
+        feeds[0] = (struct feed){0, 17 + step, 1, 1, &last};
+        feeds[1] = (struct feed){1, 60 + step, 1, 1, &last};
+        feeds[2] = step == 3 ? (struct feed){2, 7, 5, 1, ids + 10} : (struct feed){2, 8 + step, 1, 1, &last};
+        return 3;
+    }
+}
+
+/* Rank 0's view; all other ranks must have the very same bits. */
+static void step_record(const struct ranks *ranks, const struct batch *batch, const struct sample_result *results,
+                        int32_t step, struct trace *trace) {
+    trace->rows[step] = batch->rows;
+    for (int32_t r = 0; r < ranks_count(ranks); r++) {
+        const float *logits = model_logits(ranks_model(ranks, r), batch);
+        for (int32_t row = 0; row < batch->rows; row++) {
+            const float *from = logits + (size_t)row * VOCAB;
+            if (r == 0) memcpy(trace->logits[step][row], from, sizeof trace->logits[step][row]);
+            assert_memory_equal(trace->logits[step][row], from, sizeof trace->logits[step][row]);
+        }
+    }
+    for (int32_t row = 0; row < batch->rows; row++) trace->ids[step][row] = results[row].id;
+}
+
+/* `ahead`: a step is launched before the one before it is waited for. */
+static void trace_run(struct ranks *ranks, bool ahead, struct trace *trace) {
+    struct run book = {.limits = tiny_options.limits, .pages_total = tiny_options.pages_total, .next_page = 1};
+    struct arena arenas[2] = {0};
+    struct err err = {0};
+    struct feed feeds[SLOTS];
+    int32_t ids[100];
+    const struct batch *batches[2];
+    const struct sample_result *results;
+    book.max_pages = book.limits.max_model_len / book.limits.page_size;
+    book.pages = mem_zalloc((size_t)(SLOTS * book.max_pages), sizeof *book.pages);
+    book.shared = mem_zalloc(SLOTS, sizeof *book.shared);
+    for (int32_t i = 0; i < 100; i++) ids[i] = (i * 37 + 11) % VOCAB;
+    for (int32_t step = 0; step <= STEPS; step++) {
+        if (step < STEPS) {
+            struct arena *arena = &arenas[step & 1];
+            arena_reset(arena);
+            batches[step & 1] = run_batch(&book, arena, feeds, step_feeds(step, ids, feeds));
+            if (ranks_launch(ranks, batches[step & 1], arena, &err)) fail_msg("step %d: %s", step, err.text);
+        }
+        const int32_t due = ahead ? step - 1 : step;
+        if (due < 0 || due >= STEPS) continue;
+        if (ranks_wait(ranks, batches[due & 1], &results, &err)) fail_msg("step %d: %s", due, err.text);
+        if (!ahead) step_record(ranks, batches[due & 1], results, due, trace);
+        for (int32_t row = 0; ahead && row < batches[due & 1]->rows; row++) trace->ids[due][row] = results[row].id;
+    }
+    arena_deinit(&arenas[0]);
+    arena_deinit(&arenas[1]);
+    mem_free(book.pages);
+    mem_free(book.shared);
+}
+
+static float traces_compare(const struct trace *got, const struct trace *wanted, const char *what) {
+    float worst = 0;
+    for (int32_t step = 0; step < STEPS; step++) {
+        assert_int_equal(got->rows[step], wanted->rows[step]);
+        for (int32_t row = 0; row < got->rows[step]; row++) {
+            for (int32_t i = 0; i < VOCAB; i++)
+                worst = fmaxf(worst, fabsf(got->logits[step][row][i] - wanted->logits[step][row][i]));
+            if (got->ids[step][row] != wanted->ids[step][row])
+                fail_msg("%s: step %d row %d drew %d, wanted %d (logits are off by %g)", what, step, row,
+                         got->ids[step][row], wanted->ids[step][row], (double)worst);
+        }
+    }
+    return worst;
+}
+
+static void test_same_tokens(void **state) {
+    static struct trace one, many, again;
+    char what[96];
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        struct tiny_model m = tiny_of(&shapes[s]);
+        struct model_files *files;
+        struct err err = {0};
+        tiny_make(&m, 77 + s);
+        if (model_files_open(m.folder, &files, &err)) fail_msg("%s", err.text);
+        struct ranks *single = ranks_start(files, 1, NS_PER_SECOND);
+        assert_string_equal(ranks_comm_name(single), "local");
+        trace_run(single, false, &one);
+        ranks_close(single);
+        for (const int32_t *count = shapes[s].ranks; *count; count++) {
+            snprintf(what, sizeof what, "%s, %d heads, %d KV heads, %d ranks", shapes[s].architecture,
+                     shapes[s].n_heads, shapes[s].n_kv_heads, *count);
+            struct ranks *ranks = ranks_start(files, *count, 60 * NS_PER_SECOND);
+            assert_string_equal(ranks_comm_name(ranks), "shm");
+            trace_run(ranks, false, &many);
+            float worst = traces_compare(&many, &one, what);
+            print_message("%s: logits are off by %g at most\n", what, (double)worst);
+            assert_true(worst < 2e-3f);
+            ranks_close(ranks);
+            ranks = ranks_start(files, *count, 60 * NS_PER_SECOND);
+            trace_run(ranks, true, &again);
+            for (int32_t step = 0; step < STEPS; step++)
+                assert_memory_equal(again.ids[step], many.ids[step], (size_t)many.rows[step] * sizeof(int32_t));
+            ranks_close(ranks);
+        }
+        model_files_close(files);
+        tiny_free(&m);
+    }
+}
+
+/* ---- faults -------------------------------------------------------------------------------------------------------
+ */
+
+/* A decode that goes on until an error ends it. */
+static int decode_until(struct ranks *ranks, int32_t steps, struct err *err) {
+    struct run book = {.limits = tiny_options.limits, .pages_total = tiny_options.pages_total, .next_page = 1};
+    struct arena arena = {0};
+    const struct sample_result *results;
+    const int32_t first = 5, last = -1;
+    int rc = 0;
+    book.max_pages = book.limits.max_model_len / book.limits.page_size;
+    book.pages = mem_zalloc((size_t)(SLOTS * book.max_pages), sizeof *book.pages);
+    book.shared = mem_zalloc(SLOTS, sizeof *book.shared);
+    for (int32_t step = 0; rc == 0 && step < steps; step++) {
+        const struct feed feed = {0, step, 1, 1, step ? &last : &first};
+        arena_reset(&arena);
+        const struct batch *batch = run_batch(&book, &arena, &feed, 1);
+        rc = ranks_launch(ranks, batch, &arena, err);
+        if (rc == 0) rc = ranks_wait(ranks, batch, &results, err);
+    }
+    arena_deinit(&arena);
+    mem_free(book.pages);
+    mem_free(book.shared);
+    return rc;
+}
+
+static void test_faults(void **state) {
+    static const struct {
+        const char *fault, *says;
+        double seconds; /* at most */
+    } cases[] = {
+        {"rank:1,step:9", "rank 1: a device call failed", 1},
+        {"rank:0,step:9", "rank 0: a device call failed", 1},
+        {"rank:2,step:1,fail", "rank 2: a device call failed", 1},
+        {"rank:2,step:9,stall", "for the other ranks: 2 of 3 came", 3},
+        {"rank:1,step:9,batch", "ranks disagree", 1},
+        {"rank:2,step:9,result", "rank 2: step 9 drew other tokens", 1},
+    };
+    struct tiny_model m = tiny_of(&shapes[2]);
+    struct model_files *files;
+    struct err err = {0};
+    tiny_make(&m, 3);
+    if (model_files_open(m.folder, &files, &err)) fail_msg("%s", err.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("QUIRE_FAULT", cases[i].fault, 1);
+        struct ranks *ranks = ranks_start(files, 3, NS_PER_SECOND / 2);
+        unsetenv("QUIRE_FAULT");
+        const int64_t begin_ns = clock_now_ns();
+        assert_int_equal(decode_until(ranks, 30, &err), ERR_FATAL);
+        assert_int_equal(err.code, ERR_FATAL);
+        const double seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
+        print_message("%s: \"%s\" after %.3f s\n", cases[i].fault, err.text, seconds);
+        if (!strstr(err.text, cases[i].says)) fail_msg("%s says \"%s\"", cases[i].fault, err.text);
+        assert_true(seconds < cases[i].seconds);
+        struct err after = {0};
+        assert_int_equal(decode_until(ranks, 1, &after), ERR_FATAL); /* dead it stays, for the same reason */
+        assert_string_equal(after.text, err.text);
+        ranks_close(ranks);
+        assert_true((double)(clock_now_ns() - begin_ns) * 1e-9 < cases[i].seconds + 3);
+    }
+    model_files_close(files);
+    tiny_free(&m);
+}
+
+/* What cannot be opened or loaded ends with the reason, and no rank waits for another. */
+static void test_refusals(void **state) {
+    struct ranks_options options = {.backend = {.device = DEVICE_CPU, .threads = 1}, .count = 4, .timeout_ns = 1};
+    struct tiny_model m = tiny_of(&shapes[2]);
+    struct model_files *files;
+    struct ranks *ranks;
+    struct err err = {0};
+    tiny_make(&m, 3);
+    if (model_files_open(m.folder, &files, &err)) fail_msg("%s", err.text);
+    assert_int_equal(ranks_open(&options, &ranks, &err), 0);
+    assert_int_equal(ranks_load(ranks, files, &tiny_options, &err), ERR_UNSUPPORTED); /* 9 heads over 4 */
+    print_message("%s\n", err.text);
+    assert_non_null(strstr(err.text, "1, 3, 9"));
+    assert_null(strstr(err.text, "rank 1")); /* it is the model's fault, not a rank's */
+    ranks_close(ranks);
+    options.count = COMM_RANKS_MAX + 1;
+    assert_int_equal(ranks_open(&options, &ranks, &err), ERR_INVALID);
+    options.count = 2;
+    options.backend.cpu_isa = "abacus";
+    assert_int_equal(ranks_open(&options, &ranks, &err), ERR_UNSUPPORTED);
+    options.backend.cpu_isa = NULL;
+    options.backend.device = DEVICE_CUDA;
+    assert_int_equal(ranks_open(&options, &ranks, &err), ERR_UNSUPPORTED); /* twice on device 0 */
+    assert_non_null(strstr(err.text, "both"));
+    setenv("QUIRE_FAULT", "rank", 1);
+    options.backend.device = DEVICE_CPU;
+    assert_int_equal(ranks_open(&options, &ranks, &err), ERR_INVALID);
+    unsetenv("QUIRE_FAULT");
+    model_files_close(files);
+    tiny_free(&m);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batch_hash), cmocka_unit_test(test_results_hash),
-                                       cmocka_unit_test(test_fault_parse)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batch_hash),  cmocka_unit_test(test_results_hash),
+                                       cmocka_unit_test(test_fault_parse), cmocka_unit_test(test_same_tokens),
+                                       cmocka_unit_test(test_faults),      cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
