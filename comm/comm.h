@@ -98,7 +98,9 @@ int comm_all_gather(struct comm *comm, const struct comm_gather_args *args, stru
  * device. */
 int comm_agree(struct comm *comm, uint64_t step, uint64_t hash, struct err *err);
 
-/* Any thread: every wait of the group, on the host and on the devices, ends with ERR_FATAL. */
+/* Any thread: every wait of the group, on the host and on the devices, ends with ERR_FATAL; on the host with this as
+ * the error's field, since the cause is another rank's to tell. */
+#define COMM_ABORTED "aborted"
 void comm_abort(struct comm_group *group);
 
 #endif

@@ -65,7 +65,7 @@ bool group_aborted(const struct comm_group *group) {
 }
 
 static int aborted_say(struct err *err) {
-    return err_set(err, ERR_FATAL, "another rank has failed");
+    return err_set_field(err, ERR_FATAL, COMM_ABORTED, "another rank has failed");
 }
 
 static int64_t timeout_of(const struct comm_group *group) {

@@ -114,10 +114,15 @@ static bool gate_await(struct gate *gate, uint32_t wanted, int64_t timeout_ns) {
 /* ---- failure ------------------------------------------------------------------------------------------------------
  */
 
-/* Keeps the first failure; all waiting of one rank for another ends. */
+/* Of the waiting that another rank's failure has ended. */
+static bool is_consequence(const struct err *err) {
+    return strcmp(err->field, COMM_ABORTED) == 0;
+}
+
+/* Keeps the first failure that is no consequence of another; all waiting of one rank for another ends. */
 static void ranks_fail(struct ranks *ranks, int32_t rank, const struct err *why) {
     pthread_mutex_lock(&ranks->mutex);
-    if (!atomic_load(&ranks->failed)) {
+    if (!atomic_load(&ranks->failed) || (is_consequence(&ranks->failure) && !is_consequence(why))) {
         ranks->failure = *why;
         if (ranks->count > 1 && why->code < ERR_EXHAUSTED && strncmp(why->text, "rank", 4) != 0)
             err_prefix(&ranks->failure, "rank %d", rank); /* a rank's fault, not that of what was asked for */
@@ -125,23 +130,6 @@ static void ranks_fail(struct ranks *ranks, int32_t rank, const struct err *why)
     }
     pthread_mutex_unlock(&ranks->mutex);
     comm_abort(ranks->group);
-}
-
-/* The first failure, or 0. */
-static int ranks_failure(struct ranks *ranks, struct err *err) {
-    if (!atomic_load(&ranks->failed)) return 0;
-    pthread_mutex_lock(&ranks->mutex);
-    struct err why = ranks->failure;
-    pthread_mutex_unlock(&ranks->mutex);
-    if (err) *err = why;
-    return why.code;
-}
-
-/* The same for a step: whatever it was, the engine has ended. */
-static int ranks_fatal(struct ranks *ranks, struct err *err) {
-    int rc = ranks_failure(ranks, err);
-    if (rc && err) err->code = ERR_FATAL;
-    return rc ? ERR_FATAL : 0;
 }
 
 /* ---- one rank's part ----------------------------------------------------------------------------------------------
@@ -305,6 +293,29 @@ static void jobs_all(struct ranks *ranks, struct job *job, int64_t timeout_ns) {
     jobs_post(ranks, job);
     job_run(&ranks->rank[0], job);
     jobs_settle(ranks, timeout_ns);
+}
+
+/* The failure, or 0. Where only a consequence is known, the cause is on its way. */
+static int ranks_failure(struct ranks *ranks, struct err *err) {
+    if (!atomic_load(&ranks->failed)) return 0;
+    pthread_mutex_lock(&ranks->mutex);
+    struct err why = ranks->failure;
+    pthread_mutex_unlock(&ranks->mutex);
+    if (is_consequence(&why)) {
+        jobs_settle(ranks, ranks->options.timeout_ns);
+        pthread_mutex_lock(&ranks->mutex);
+        why = ranks->failure;
+        pthread_mutex_unlock(&ranks->mutex);
+    }
+    if (err) *err = why;
+    return why.code;
+}
+
+/* The same for a step: whatever it was, the engine has ended. */
+static int ranks_fatal(struct ranks *ranks, struct err *err) {
+    int rc = ranks_failure(ranks, err);
+    if (rc && err) err->code = ERR_FATAL;
+    return rc ? ERR_FATAL : 0;
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------------

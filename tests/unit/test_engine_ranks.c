@@ -1,0 +1,339 @@
+/* A whole engine over several ranks: what a client gets is what one rank gives, the default model answers what was
+ * recorded of another implementation, and a rank's fault ends the engine with a line and every request with an error.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/json.h"
+#include "engine/engine.h"
+#include "engine/fit.h"
+#include "tests/unit/model_path.h"
+#include "tests/unit/model_run.h"
+#include "tests/unit/tiny_model.h"
+
+enum { REQUESTS_MAX = 40, SAMPLES = 2, TOKENS_MAX = 64, VOCAB = 300 };
+
+struct sample {
+    int32_t ids[TOKENS_MAX], count, finish, error_code;
+};
+
+struct client {
+    pthread_mutex_t mutex; /* guards the rest */
+    pthread_cond_t moved;
+    struct sample samples[REQUESTS_MAX][SAMPLES]; /* by request id */
+    int32_t ends, streamed;
+};
+
+static void on_events(void *user, const void *records, size_t bytes) {
+    struct client *c = user;
+    pthread_mutex_lock(&c->mutex);
+    for (size_t at = 0; at < bytes;) {
+        const struct event *e = (const struct event *)(const void *)((const char *)records + at);
+        struct sample *s = &c->samples[e->request_id][e->sample];
+        const int32_t *ids = record_at(e, e->ids);
+        for (uint32_t i = 0; i < e->ids.count && s->count < TOKENS_MAX; i++) s->ids[s->count++] = ids[i];
+        c->streamed += (int32_t)e->ids.count;
+        s->finish = e->finish;
+        s->error_code = e->error_code;
+        c->ends += e->finish != FINISH_NONE;
+        at += e->bytes;
+    }
+    pthread_cond_signal(&c->moved);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* Until so many samples have ended, or so many tokens have come. */
+static void client_wait(struct client *c, int32_t ends, int32_t streamed) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 120;
+    pthread_mutex_lock(&c->mutex);
+    int rc = 0;
+    while (c->ends < ends && c->streamed < streamed && rc == 0)
+        rc = pthread_cond_timedwait(&c->moved, &c->mutex, &until);
+    pthread_mutex_unlock(&c->mutex);
+    assert_int_equal(rc, 0);
+}
+
+static struct engine *engine_start(const char *path, struct client *c, int32_t ranks, struct engine_options o) {
+    struct engine *engine;
+    struct err err = {0};
+    *c = (struct client){0};
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->moved, NULL);
+    o.model_path = path;
+    o.backend = (struct backend_options){.device = DEVICE_CPU, .threads = 2, .cpu_activations = CPU_ACTIVATIONS_F32};
+    o.on_events = on_events;
+    o.user = c;
+    o.dtype = o.kv_dtype = DTYPE_COUNT;
+    o.max_queued_requests = 1000;
+    o.prefix_caching = true;
+    o.ranks = ranks;
+    if (engine_open(&o, &engine, &err)) fail_msg("%d ranks: %s", ranks, err.text);
+    assert_int_equal(engine_info(engine)->ranks, ranks);
+    assert_string_equal(engine_info(engine)->comm, ranks == 1 ? "local" : "shm");
+    return engine;
+}
+
+static void engine_end(struct engine *engine, struct client *c) {
+    engine_close(engine);
+    pthread_cond_destroy(&c->moved);
+    pthread_mutex_destroy(&c->mutex);
+}
+
+/* ---- the same answers ---------------------------------------------------------------------------------------------
+ */
+
+static struct tiny_model tiny(void) {
+    return (struct tiny_model){.architecture = "LlamaForCausalLM",
+                               .extra = "",
+                               .layers = 2,
+                               .hidden = 64,
+                               .ffn = 96,
+                               .n_heads = 8,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .vocab = VOCAB,
+                               .dtype = TINY_BF16};
+}
+
+/* Greedy and drawn, one sample and two, with penalties and a bias, log-probabilities, stops. Returns its samples. */
+static int32_t ask(struct engine *engine, int32_t id) {
+    struct request *request;
+    struct err err = {0};
+    int32_t prompt[80], count = 1 + id * 7 % 79, stops[4];
+    for (int32_t i = 0; i < count; i++) prompt[i] = (id % 5 * 31 + i * 13) % VOCAB;
+    for (int32_t i = 0; i < 4; i++) stops[i] = (id * 37 + i * 11) % VOCAB;
+    const struct request_parts parts = {.head = {.flags = REQUEST_NO_TEXT,
+                                                 .id = (uint64_t)id,
+                                                 .n = id % 6 == 0 ? SAMPLES : 1,
+                                                 .max_tokens = 1 + id * 23 % 60,
+                                                 .logprobs = id % 7 == 0 ? 3 : -1,
+                                                 .sampling = {.temperature = id % 4 == 0 ? 1 : 0,
+                                                              .top_p = 1,
+                                                              .typical_p = 1,
+                                                              .repetition_penalty = id % 5 == 0 ? 1.2f : 1,
+                                                              .seed = (uint64_t)id}},
+                                        .prompt = prompt,
+                                        .prompt_count = count,
+                                        .bias_ids = (int32_t[]){7, 9},
+                                        .bias = (float[]){2, -3},
+                                        .bias_count = id % 8 == 0 ? 2 : 0,
+                                        .stop_ids = stops,
+                                        .stop_id_count = id % 3 == 0 ? 4 : 0};
+    if (request_build(&parts, &request, &err) || engine_submit(engine, request, &err)) fail_msg("%s", err.text);
+    mem_free(request);
+    return parts.head.n;
+}
+
+static void all_asked(const struct tiny_model *m, int32_t ranks, bool ahead, struct client *c) {
+    struct engine_options o = {.block_size = 16,
+                               .max_model_len = 160,
+                               .max_num_seqs = 12,
+                               .max_num_batched_tokens = 64,
+                               .max_num_mixed_tokens = 40,
+                               /* 12 pages of 16 tokens, f16 k and v of 2 layers: too few for all at once */
+                               .kv_cache_bytes = (size_t)12 * 16 * 2 * 2 * 2 * 2 * 16,
+                               .ahead = ahead};
+    if (ranks > m->n_kv_heads) o.kv_cache_bytes *= (size_t)(ranks / m->n_kv_heads); /* KV heads are there twice */
+    struct engine *engine = engine_start(m->folder, c, ranks, o);
+    struct engine_stats stats;
+    struct err err = {0};
+    int32_t samples = 0;
+    for (int32_t id = 0; id < REQUESTS_MAX; id++) samples += ask(engine, id);
+    client_wait(c, samples, INT32_MAX);
+    if (engine_audit(engine, &err)) fail_msg("%s", err.text);
+    engine_stats(engine, &stats);
+    assert_false(stats.dead);
+    assert_true(stats.preemptions > 0);
+    assert_int_equal(engine_info(engine)->pages_total, 13);
+    engine_end(engine, c);
+}
+
+static void test_same_answers(void **state) {
+    static struct client one, many;
+    struct tiny_model m = tiny();
+    tiny_make(&m, 12);
+    all_asked(&m, 1, false, &one);
+    for (int32_t ranks = 2; ranks <= 8; ranks *= 2) {
+        all_asked(&m, ranks, ranks == 4, &many);
+        for (int32_t id = 0; id < REQUESTS_MAX; id++)
+            for (int32_t k = 0; k < SAMPLES; k++) {
+                const struct sample *got = &many.samples[id][k], *wanted = &one.samples[id][k];
+                if (got->count != wanted->count || got->finish != wanted->finish ||
+                    memcmp(got->ids, wanted->ids, sizeof got->ids) != 0)
+                    fail_msg("%d ranks: request %d sample %d differs", ranks, id, k);
+            }
+    }
+    tiny_free(&m);
+}
+
+/* ---- the default model --------------------------------------------------------------------------------------------
+ */
+
+static int32_t read_ids(const cJSON *array, int32_t *out, int32_t room) {
+    int32_t count = 0;
+    for (const cJSON *item = array->child; item && count < room; item = item->next)
+        out[count++] = (int32_t)item->valuedouble;
+    return count;
+}
+
+/* Greedy along the recorded path, until the two best tokens there are so close that rounding chooses. */
+static void golden_compare(const cJSON *golden, const struct sample *got, int32_t *equal) {
+    int32_t ids[TOKENS_MAX];
+    const int32_t count = read_ids(json_get(golden, "greedy_ids"), ids, TOKENS_MAX);
+    const cJSON *margin = json_get(golden, "margins")->child;
+    for (int32_t i = 0; i < count && i < got->count; i++, margin = margin->next) {
+        if (got->ids[i] == ids[i]) {
+            ++*equal;
+            continue;
+        }
+        if (margin->valuedouble >= 0.03)
+            fail_msg("%s: token %d is %d, recorded was %d by a margin of %g", json_get(golden, "name")->valuestring, i,
+                     got->ids[i], ids[i], margin->valuedouble);
+        return;
+    }
+}
+
+static void golden_ask(struct engine *engine, const cJSON *golden, int32_t id) {
+    static int32_t prompt[1024];
+    struct request *request;
+    struct err err = {0};
+    const struct request_parts parts = {.head = {.flags = REQUEST_NO_TEXT | REQUEST_IGNORE_EOS,
+                                                 .id = (uint64_t)id,
+                                                 .n = 1,
+                                                 .max_tokens = cJSON_GetArraySize(json_get(golden, "greedy_ids")),
+                                                 .logprobs = -1,
+                                                 .sampling = {.top_p = 1, .typical_p = 1, .repetition_penalty = 1}},
+                                        .prompt = prompt,
+                                        .prompt_count = read_ids(json_get(golden, "prompt_ids"), prompt, 1024)};
+    if (request_build(&parts, &request, &err) || engine_submit(engine, request, &err)) fail_msg("%s", err.text);
+    mem_free(request);
+}
+
+static void test_default_model(void **state) {
+    static struct client c;
+    char path[512], *line = NULL;
+    size_t room = 0;
+    cJSON *golden[REQUESTS_MAX];
+    int32_t count = 0, equal = 0, tokens = 0;
+    struct err err = {0};
+    FILE *f = fopen("tests/golden/smollm2.jsonl", "r");
+    assert_non_null(f);
+    while (getline(&line, &room, f) > 0 && count < REQUESTS_MAX)
+        assert_int_equal(json_parse(line, strlen(line), json_limits_file, &golden[count++], &err), 0);
+    free(line);
+    fclose(f);
+    if (model_path(path, sizeof path)) {
+        struct engine *engine =
+            engine_start(path, &c, 3, (struct engine_options){.block_size = 64, .max_model_len = 1024});
+        for (int32_t i = 0; i < count; i++) golden_ask(engine, golden[i], i);
+        client_wait(&c, count, INT32_MAX);
+        engine_end(engine, &c);
+        for (int32_t i = 0; i < count; i++) {
+            golden_compare(golden[i], &c.samples[i][0], &equal);
+            tokens += c.samples[i][0].count;
+        }
+        print_message("3 ranks: %d of %d tokens as recorded\n", equal, tokens);
+        assert_true(equal * 10 > tokens * 8);
+    }
+    for (int32_t i = 0; i < count; i++) cJSON_Delete(golden[i]);
+    if (!tokens) skip();
+}
+
+/* ---- faults -------------------------------------------------------------------------------------------------------
+ */
+
+static void test_faults(void **state) {
+    static const char *const faults[] = {"rank:1,step:20", "rank:0,step:7", "rank:1,step:12,stall",
+                                         "rank:1,step:9,batch", "rank:1,step:15,result"};
+    static struct client c;
+    struct tiny_model m = tiny();
+    struct engine_stats stats;
+    tiny_make(&m, 12);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        setenv("QUIRE_FAULT", faults[i], 1);
+        struct engine_options o = {.block_size = 16, .max_model_len = 160, .step_timeout_ns = NS_PER_SECOND / 4};
+        struct engine *engine = engine_start(m.folder, &c, 2, o);
+        unsetenv("QUIRE_FAULT");
+        int32_t samples = 0;
+        const int64_t begin_ns = clock_now_ns();
+        for (int32_t id = 1; id < 12; id++) samples += ask(engine, id);
+        client_wait(&c, samples, INT32_MAX);
+        const double seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
+        int32_t errors = 0;
+        for (int32_t id = 1; id < 12; id++) errors += c.samples[id][0].finish == FINISH_ERROR;
+        assert_true(errors > 0);
+        assert_true(seconds < 2);
+        int64_t give_up_ns = clock_now_ns() + 10 * NS_PER_SECOND;
+        do { /* the snapshot follows the last events */
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            engine_stats(engine, &stats);
+        } while (!stats.dead && clock_now_ns() < give_up_ns);
+        assert_true(stats.dead);
+        print_message("%s: %d requests ended after %.3f s: %s\n", faults[i], errors, seconds, stats.dead_text);
+        assert_non_null(strstr(stats.dead_text, "rank"));
+        assert_null(strstr(stats.dead_text, "another rank has failed")); /* but which, and why */
+        engine_end(engine, &c);
+    }
+    tiny_free(&m);
+}
+
+/* ---- does it fit --------------------------------------------------------------------------------------------------
+ */
+
+static struct fit_choice choice(int32_t ranks, size_t weights_mib, int64_t kv_tokens, bool fits) {
+    return (struct fit_choice){.ranks = ranks, .weight_bytes = weights_mib << 20, .kv_tokens = kv_tokens, .fits = fits};
+}
+
+static void test_fit(void **state) {
+    struct fit fit = {.devices = 4, .smallest = 2, .choice_count = 4, .device = {.name = "GPU"}};
+    struct engine_options o = {.model_path = NULL, .block_size = 16, .dtype = DTYPE_COUNT, .kv_dtype = DTYPE_COUNT};
+    struct tiny_model m = tiny();
+    struct err err = {0};
+    char text[200];
+    int32_t ranks = 0;
+    fit.choices[0] = choice(1, 134570, 0, false);
+    fit.choices[1] = choice(2, 67285, 388416, true);
+    fit.choices[2] = choice(4, 33643, 1163264, true);
+    fit.choices[3] = choice(8, 16822, 2700000, true);
+    fit_sentence(&fit, 1, text, sizeof text);
+    assert_string_equal(text, "--tensor-parallel-size 2 fits (67285 MiB of weights a GPU, 388416 tokens of KV), "
+                              "4 (33643 MiB of weights, 1163264 tokens of KV)");
+    fit_sentence(&fit, 9, text, sizeof text);
+    assert_string_equal(text, "");
+    assert_int_equal(fit_choose(&fit, &ranks, &err), 0);
+    assert_int_equal(ranks, 2);
+    fit.devices = 1;
+    assert_int_equal(fit_choose(&fit, &ranks, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "--tensor-parallel-size 2 fits"));
+    fit.smallest = 0;
+    assert_int_equal(fit_choose(&fit, &ranks, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "no number of devices"));
+    /* A process looks at the devices there are. */
+    tiny_make(&m, 12);
+    o.model_path = m.folder;
+    o.backend.device = DEVICE_CPU;
+    if (fit_probe(&o, &fit, &err)) fail_msg("%s", err.text);
+    assert_int_equal(fit.devices, 1);
+    assert_int_equal(fit.smallest, 1);
+    assert_true(fit.choices[0].kv_tokens >= 512 && fit.choices[0].weight_bytes > 1000);
+    o.model_path = "/nowhere";
+    assert_int_equal(fit_probe(&o, &fit, &err), ERR_NOT_FOUND);
+    tiny_free(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fit), cmocka_unit_test(test_same_answers),
+                                       cmocka_unit_test(test_faults), cmocka_unit_test(test_default_model)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
