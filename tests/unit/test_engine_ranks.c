@@ -1,5 +1,5 @@
-/* A whole engine over several ranks: what a client gets is what one rank gives, the default model answers what was
- * recorded of another implementation, and a rank's fault ends the engine with a line and every request with an error.
+/* A whole engine over several ranks: what a client gets is what one rank gives, and a rank's fault ends the engine with
+ * a line and every request with an error.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,87 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include <cjson/cJSON.h>
 #include <cmocka.h>
 #include <pthread.h>
 
 #include "engine/base/clock.h"
-#include "engine/base/json.h"
-#include "engine/engine.h"
 #include "engine/fit.h"
-#include "tests/unit/model_path.h"
-#include "tests/unit/model_run.h"
+#include "tests/unit/engine_client.h"
 #include "tests/unit/tiny_model.h"
 
-enum { REQUESTS_MAX = 40, SAMPLES = 2, TOKENS_MAX = 64, VOCAB = 300 };
-
-struct sample {
-    int32_t ids[TOKENS_MAX], count, finish, error_code;
-};
-
-struct client {
-    pthread_mutex_t mutex; /* guards the rest */
-    pthread_cond_t moved;
-    struct sample samples[REQUESTS_MAX][SAMPLES]; /* by request id */
-    int32_t ends, streamed;
-};
-
-static void on_events(void *user, const void *records, size_t bytes) {
-    struct client *c = user;
-    pthread_mutex_lock(&c->mutex);
-    for (size_t at = 0; at < bytes;) {
-        const struct event *e = (const struct event *)(const void *)((const char *)records + at);
-        struct sample *s = &c->samples[e->request_id][e->sample];
-        const int32_t *ids = record_at(e, e->ids);
-        for (uint32_t i = 0; i < e->ids.count && s->count < TOKENS_MAX; i++) s->ids[s->count++] = ids[i];
-        c->streamed += (int32_t)e->ids.count;
-        s->finish = e->finish;
-        s->error_code = e->error_code;
-        c->ends += e->finish != FINISH_NONE;
-        at += e->bytes;
-    }
-    pthread_cond_signal(&c->moved);
-    pthread_mutex_unlock(&c->mutex);
-}
-
-/* Until so many samples have ended, or so many tokens have come. */
-static void client_wait(struct client *c, int32_t ends, int32_t streamed) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 120;
-    pthread_mutex_lock(&c->mutex);
-    int rc = 0;
-    while (c->ends < ends && c->streamed < streamed && rc == 0)
-        rc = pthread_cond_timedwait(&c->moved, &c->mutex, &until);
-    pthread_mutex_unlock(&c->mutex);
-    assert_int_equal(rc, 0);
-}
-
-static struct engine *engine_start(const char *path, struct client *c, int32_t ranks, struct engine_options o) {
-    struct engine *engine;
-    struct err err = {0};
-    *c = (struct client){0};
-    pthread_mutex_init(&c->mutex, NULL);
-    pthread_cond_init(&c->moved, NULL);
-    o.model_path = path;
-    o.backend = (struct backend_options){.device = DEVICE_CPU, .threads = 2, .cpu_activations = CPU_ACTIVATIONS_F32};
-    o.on_events = on_events;
-    o.user = c;
-    o.dtype = o.kv_dtype = DTYPE_COUNT;
-    o.max_queued_requests = 1000;
-    o.prefix_caching = true;
-    o.ranks = ranks;
-    if (engine_open(&o, &engine, &err)) fail_msg("%d ranks: %s", ranks, err.text);
-    assert_int_equal(engine_info(engine)->ranks, ranks);
-    assert_string_equal(engine_info(engine)->comm, ranks == 1 ? "local" : "shm");
-    return engine;
-}
-
-static void engine_end(struct engine *engine, struct client *c) {
-    engine_close(engine);
-    pthread_cond_destroy(&c->moved);
-    pthread_mutex_destroy(&c->mutex);
-}
+enum { VOCAB = 300 };
 
 /* ---- the same answers ---------------------------------------------------------------------------------------------
  */
@@ -150,7 +78,7 @@ static void all_asked(const struct tiny_model *m, int32_t ranks, bool ahead, str
     struct err err = {0};
     int32_t samples = 0;
     for (int32_t id = 0; id < REQUESTS_MAX; id++) samples += ask(engine, id);
-    client_wait(c, samples, INT32_MAX);
+    client_wait(c, samples);
     if (engine_audit(engine, &err)) fail_msg("%s", err.text);
     engine_stats(engine, &stats);
     assert_false(stats.dead);
@@ -177,79 +105,6 @@ static void test_same_answers(void **state) {
     tiny_free(&m);
 }
 
-/* ---- the default model --------------------------------------------------------------------------------------------
- */
-
-static int32_t read_ids(const cJSON *array, int32_t *out, int32_t room) {
-    int32_t count = 0;
-    for (const cJSON *item = array->child; item && count < room; item = item->next)
-        out[count++] = (int32_t)item->valuedouble;
-    return count;
-}
-
-/* Greedy along the recorded path, until the two best tokens there are so close that rounding chooses. */
-static void golden_compare(const cJSON *golden, const struct sample *got, int32_t *equal) {
-    int32_t ids[TOKENS_MAX];
-    const int32_t count = read_ids(json_get(golden, "greedy_ids"), ids, TOKENS_MAX);
-    const cJSON *margin = json_get(golden, "margins")->child;
-    for (int32_t i = 0; i < count && i < got->count; i++, margin = margin->next) {
-        if (got->ids[i] == ids[i]) {
-            ++*equal;
-            continue;
-        }
-        if (margin->valuedouble >= 0.03)
-            fail_msg("%s: token %d is %d, recorded was %d by a margin of %g", json_get(golden, "name")->valuestring, i,
-                     got->ids[i], ids[i], margin->valuedouble);
-        return;
-    }
-}
-
-static void golden_ask(struct engine *engine, const cJSON *golden, int32_t id) {
-    static int32_t prompt[1024];
-    struct request *request;
-    struct err err = {0};
-    const struct request_parts parts = {.head = {.flags = REQUEST_NO_TEXT | REQUEST_IGNORE_EOS,
-                                                 .id = (uint64_t)id,
-                                                 .n = 1,
-                                                 .max_tokens = cJSON_GetArraySize(json_get(golden, "greedy_ids")),
-                                                 .logprobs = -1,
-                                                 .sampling = {.top_p = 1, .typical_p = 1, .repetition_penalty = 1}},
-                                        .prompt = prompt,
-                                        .prompt_count = read_ids(json_get(golden, "prompt_ids"), prompt, 1024)};
-    if (request_build(&parts, &request, &err) || engine_submit(engine, request, &err)) fail_msg("%s", err.text);
-    mem_free(request);
-}
-
-static void test_default_model(void **state) {
-    static struct client c;
-    char path[512], *line = NULL;
-    size_t room = 0;
-    cJSON *golden[REQUESTS_MAX];
-    int32_t count = 0, equal = 0, tokens = 0;
-    struct err err = {0};
-    FILE *f = fopen("tests/golden/smollm2.jsonl", "r");
-    assert_non_null(f);
-    while (getline(&line, &room, f) > 0 && count < REQUESTS_MAX)
-        assert_int_equal(json_parse(line, strlen(line), json_limits_file, &golden[count++], &err), 0);
-    free(line);
-    fclose(f);
-    if (model_path(path, sizeof path)) {
-        struct engine *engine =
-            engine_start(path, &c, 3, (struct engine_options){.block_size = 64, .max_model_len = 1024});
-        for (int32_t i = 0; i < count; i++) golden_ask(engine, golden[i], i);
-        client_wait(&c, count, INT32_MAX);
-        engine_end(engine, &c);
-        for (int32_t i = 0; i < count; i++) {
-            golden_compare(golden[i], &c.samples[i][0], &equal);
-            tokens += c.samples[i][0].count;
-        }
-        print_message("3 ranks: %d of %d tokens as recorded\n", equal, tokens);
-        assert_true(equal * 10 > tokens * 8);
-    }
-    for (int32_t i = 0; i < count; i++) cJSON_Delete(golden[i]);
-    if (!tokens) skip();
-}
-
 /* ---- faults -------------------------------------------------------------------------------------------------------
  */
 
@@ -268,7 +123,7 @@ static void test_faults(void **state) {
         int32_t samples = 0;
         const int64_t begin_ns = clock_now_ns();
         for (int32_t id = 1; id < 12; id++) samples += ask(engine, id);
-        client_wait(&c, samples, INT32_MAX);
+        client_wait(&c, samples);
         const double seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
         int32_t errors = 0;
         for (int32_t id = 1; id < 12; id++) errors += c.samples[id][0].finish == FINISH_ERROR;
@@ -334,6 +189,6 @@ static void test_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_fit), cmocka_unit_test(test_same_answers),
-                                       cmocka_unit_test(test_faults), cmocka_unit_test(test_default_model)};
+                                       cmocka_unit_test(test_faults)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
