@@ -168,6 +168,18 @@ class Kubernetes(Base):
                 form = {**HEAD, "spec": KINDS[document["apiVersion"], document["kind"]]}
                 self.assertEqual(list(unknown(document, form, name + ":" + document["kind"])), [])
 
+    def test_published_schemas(self):
+        try:
+            import kubernetes_validate
+        except ImportError:
+            self.skipTest("skipped: no kubernetes-validate here (tests/run --full fetches it)")
+        for name in (*LAYOUTS, "common"):
+            for document in self.load(name).values():
+                kubernetes_validate.validate(document, "1.29", strict=True)
+                document["spec"]["slector"] = {}
+                with self.assertRaises(kubernetes_validate.ValidationError):
+                    kubernetes_validate.validate(document, "1.29", strict=True)
+
     def test_fields_would_tell(self):
         document = self.load("replicas")["Deployment"]
         document["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
