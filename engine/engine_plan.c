@@ -136,13 +136,15 @@ static int memory_refuse(const struct engine_options *o, const struct model_file
         fit_choices(o, files, backend, device, &fit);
         fit_sentence(&fit, o->ranks + 1, more, sizeof more);
     }
+    const char *advice = memory_advice(o, sum), * or = *more ? ", or " : "";
+    const size_t weights = sum->weights + sum->overhead;
+    if (*more && (weights > sum->free || weights > sum->share)) advice = or = ""; /* more GPUs it is */
     return err_set(err, ERR_UNSUPPORTED,
                    "not enough memory%s: weights %zu MiB + workspace %zu MiB%s + KV %zu MiB (%s %d tokens) = %zu MiB, "
                    "but %zu MiB are free%s; %s%s%s%s",
                    where, sum->weights >> 20, sum->workspace >> 20, overhead, sum->kv >> 20,
                    o->kv_cache_bytes ? "asked for; one context is" : "one context of", limits->max_model_len, all >> 20,
-                   sum->free >> 20, share, *more ? more : memory_advice(o, sum), *more ? ", or " : "",
-                   *more ? memory_advice(o, sum) : "",
+                   sum->free >> 20, share, more, or, advice,
                    on_cuda(device) && all > sum->free && !*more ? ", or free the GPU" : "");
 }
 

@@ -57,9 +57,10 @@ void fit_sentence(const struct fit *fit, int32_t ranks, char *out, size_t room) 
     for (int32_t i = 0; i < fit->choice_count && said < SENTENCE_CHOICES && used < room; i++) {
         const struct fit_choice *c = &fit->choices[i];
         if (c->ranks < ranks || !c->fits) continue;
-        int n = snprintf(out + used, room - used, "%s%d%s (%zu MiB of weights%s, %lld tokens of KV)",
-                         said ? ", " : "--tensor-parallel-size ", c->ranks, said ? "" : " fits", c->weight_bytes >> 20,
-                         said ? "" : " a GPU", (long long)c->kv_tokens);
+        int n = snprintf(out + used, room - used,
+                         said ? ", %d (%zu MiB, %lld tokens)"
+                              : "--tensor-parallel-size %d fits (%zu MiB of weights a GPU, %lld tokens of KV)",
+                         c->ranks, c->weight_bytes >> 20, (long long)c->kv_tokens);
         used += n > 0 ? (size_t)n : 0;
         said++;
     }

@@ -61,8 +61,8 @@ const struct backend_info *backend_info(const struct backend *backend);
 
 /* What `threads` 0 stands for: the processors that this process may use. */
 int32_t backend_processors(void);
-/* CUDA devices that this process sees; 0 where there is no driver, no device or no CUDA in the build. Makes no context,
- * but a process that called it must not fork for CUDA's use. */
+/* CUDA devices that this process sees; 0 where there is no driver, no device or no CUDA in the build. A child process
+ * looks, so that this one has touched no GPU and can still fork; before it opens one, and while it has one thread. */
 int32_t backend_cuda_devices(void);
 
 enum memory_kind { MEMORY_WEIGHTS, MEMORY_WORKSPACE, MEMORY_KV, MEMORY_PINNED, MEMORY_KIND_COUNT };

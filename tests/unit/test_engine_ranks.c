@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include "engine/base/clock.h"
+#include "engine/engine_private.h"
 #include "engine/fit.h"
 #include "tests/unit/engine_client.h"
 #include "tests/unit/tiny_model.h"
@@ -163,7 +164,7 @@ static void test_fit(void **state) {
     fit.choices[3] = choice(8, 16822, 2700000, true);
     fit_sentence(&fit, 1, text, sizeof text);
     assert_string_equal(text, "--tensor-parallel-size 2 fits (67285 MiB of weights a GPU, 388416 tokens of KV), "
-                              "4 (33643 MiB of weights, 1163264 tokens of KV)");
+                              "4 (33643 MiB, 1163264 tokens)");
     fit_sentence(&fit, 9, text, sizeof text);
     assert_string_equal(text, "");
     assert_int_equal(fit_choose(&fit, &ranks, &err), 0);
@@ -187,8 +188,53 @@ static void test_fit(void **state) {
     tiny_free(&m);
 }
 
+/* A model of 70B in bf16 on GPUs of 141 GB: one does not hold it, two do. The shapes' arithmetic is that of the CPU,
+ * whose activations are wider; the memory is a GPU's. */
+static void test_fit_large(void **state) {
+    static const char config[] =
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"num_hidden_layers\":80,\"hidden_size\":8192,"
+        "\"intermediate_size\":28672,\"num_attention_heads\":64,\"num_key_value_heads\":8,\"head_dim\":128,"
+        "\"vocab_size\":128256,\"max_position_embeddings\":8192,\"rms_norm_eps\":1e-05,\"hidden_act\":\"silu\","
+        "\"torch_dtype\":\"bfloat16\"}";
+    const struct backend_options cpu = {.device = DEVICE_CPU, .threads = 1};
+    struct engine_options o = {.block_size = 64, .dtype = DTYPE_COUNT, .kv_dtype = DTYPE_COUNT, .ranks = 1};
+    struct tiny_model m = {0};
+    struct model_files *files;
+    struct backend *backend;
+    struct plan plan;
+    struct fit fit;
+    struct err err = {0};
+    snprintf(m.folder, sizeof m.folder, "/tmp/quire-tiny-XXXXXX");
+    assert_non_null(mkdtemp(m.folder));
+    tiny_write(&m, "config.json", config, sizeof config - 1);
+    if (model_files_open_shapes(m.folder, &files, &err)) fail_msg("%s", err.text);
+    if (backend_open(&cpu, &backend, &err)) fail_msg("%s", err.text);
+    struct backend_info gpu = *backend_info(backend);
+    gpu.device = DEVICE_CUDA;
+    gpu.memory_total_bytes = (size_t)143771 << 20;
+    gpu.memory_free_bytes = (size_t)143000 << 20;
+    options_settle(&o, &gpu);
+    fit_choices(&o, files, backend, &gpu, &fit);
+    assert_int_equal(fit.smallest, 2);
+    assert_int_equal(fit.choices[0].ranks, 1);
+    assert_int_equal(fit.choices[0].kv_tokens, 0);
+    assert_true(fit.choices[1].kv_tokens > 100000 && fit.choices[2].kv_tokens > 2 * fit.choices[1].kv_tokens);
+    assert_int_equal(plan_make(&o, files, backend, &gpu, &plan, &err), ERR_UNSUPPORTED);
+    print_message("%s\n", err.text);
+    assert_non_null(strstr(err.text, "--tensor-parallel-size 2 fits ("));
+    assert_non_null(strstr(err.text, "tokens of KV)"));
+    o.ranks = 2;
+    if (plan_make(&o, files, backend, &gpu, &plan, &err)) fail_msg("%s", err.text);
+    o.ranks = 3;
+    assert_int_equal(plan_make(&o, files, backend, &gpu, &plan, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "what does: 1, 2, 4, 8"));
+    backend_close(backend);
+    model_files_close(files);
+    tiny_free(&m);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fit), cmocka_unit_test(test_same_answers),
-                                       cmocka_unit_test(test_faults)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fit), cmocka_unit_test(test_fit_large),
+                                       cmocka_unit_test(test_same_answers), cmocka_unit_test(test_faults)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
