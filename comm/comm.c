@@ -15,8 +15,10 @@ int comm_open(struct comm_group *group, int32_t rank, struct backend *backend, s
     for (int32_t i = 0; i < options->ranks; i++)
         if (devices[i] != (uint64_t)device)
             return err_set(err, ERR_UNSUPPORTED, "the ranks of one model must be on devices of one kind");
-    if (device == DEVICE_CUDA) return err_set(err, ERR_UNSUPPORTED, "this build has no collectives between GPUs");
-    rc = comm_shm_open(group, rank, backend, out, err);
+#ifdef QUIRE_CUDA
+    if (device == DEVICE_CUDA) rc = comm_cuda_open(group, rank, backend, out, err);
+#endif
+    if (device == DEVICE_CPU) rc = comm_shm_open(group, rank, backend, out, err);
     if (rc) return rc;
     (*out)->group = group;
     (*out)->backend = backend;
@@ -27,6 +29,10 @@ int comm_open(struct comm_group *group, int32_t rank, struct backend *backend, s
 }
 
 size_t comm_device_bytes(const struct comm_options *options, const struct backend *backend, size_t message_bytes_max) {
+#ifdef QUIRE_CUDA
+    if (options->ranks > 1 && backend_info(backend)->device == DEVICE_CUDA)
+        return comm_cuda_bytes(options, message_bytes_max);
+#endif
     return 0;
 }
 
@@ -61,10 +67,7 @@ int comm_all_reduce(struct comm *comm, const struct comm_all_reduce_args *args, 
     return args->count == 0 ? 0 : comm->table->all_reduce(comm, args, err);
 }
 
-int comm_reduce_norm(struct comm *comm, const struct comm_reduce_norm_args *args, struct err *err) {
-    CHECK(comm->ranks > 1);
-    if (args->rows == 0) return 0;
-    if (comm->table->reduce_norm) return comm->table->reduce_norm(comm, args, err);
+int comm_reduce_then_norm(struct comm *comm, const struct comm_reduce_norm_args *args, struct err *err) {
     const struct comm_all_reduce_args sum = {args->delta, args->delta, args->rows * args->dim};
     const struct op_rms_norm_args norm = {.x = args->x,
                                           .delta = args->delta,
@@ -79,6 +82,13 @@ int comm_reduce_norm(struct comm *comm, const struct comm_reduce_norm_args *args
                                           .weight_offset = args->weight_offset};
     int rc = comm->table->all_reduce(comm, &sum, err);
     return rc ? rc : op_rms_norm(comm->backend, &norm, err);
+}
+
+int comm_reduce_norm(struct comm *comm, const struct comm_reduce_norm_args *args, struct err *err) {
+    CHECK(comm->ranks > 1);
+    if (args->rows == 0) return 0;
+    return comm->table->reduce_norm ? comm->table->reduce_norm(comm, args, err)
+                                    : comm_reduce_then_norm(comm, args, err);
 }
 
 int comm_all_gather(struct comm *comm, const struct comm_gather_args *args, struct err *err) {

@@ -12,7 +12,7 @@ struct comm_table {
     int (*warm)(struct comm *comm, struct err *err); /* or NULL */
     int (*all_reduce)(struct comm *comm, const struct comm_all_reduce_args *args, struct err *err);
     int (*reduce_norm)(struct comm *comm, const struct comm_reduce_norm_args *args,
-                       struct err *err); /* or NULL: all_reduce in place, then op_rms_norm */
+                       struct err *err); /* or NULL: comm_reduce_then_norm */
     int (*all_gather)(struct comm *comm, const struct comm_gather_args *args, struct err *err);
     void (*abort)(struct comm *comm); /* any thread; or NULL */
 };
@@ -36,6 +36,9 @@ const struct comm_options *group_options(const struct comm_group *group);
 /* Ends that comm_abort tells: entered at open, taken out at close. */
 void group_enter(struct comm_group *group, struct comm *comm);
 void group_leave(struct comm_group *group, struct comm *comm);
+
+/* comm.c: all_reduce in place, then op_rms_norm. */
+int comm_reduce_then_norm(struct comm *comm, const struct comm_reduce_norm_args *args, struct err *err);
 
 /* ---- the kinds: each fills table, name and its own, and sets *out; comm_open fills the rest of the head ------------
  */

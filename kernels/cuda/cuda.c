@@ -61,6 +61,9 @@ __attribute__((cold)) static int report(struct backend *backend, cudaError_t cod
     if (hang && error_is_sticky(code))
         snprintf(text + length, sizeof text - length, "; the decode stack waited in vain %s",
                  hang == 1 ? "in its ring" : "at its grid barrier");
+    const uint32_t absent = cuda->comm_error ? *cuda->comm_error : 0;
+    if (absent && error_is_sticky(code))
+        snprintf(text + length, sizeof text - length, "; a collective waited in vain for rank %u", absent - 1);
     cudaGetLastError(); /* what is not sticky is told once */
     if (cuda->capturing) cuda->capture_failed = true;
     if (code == cudaErrorMemoryAllocation) return err_set(err, ERR_NOMEM, "%s", text);

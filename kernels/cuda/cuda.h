@@ -43,6 +43,7 @@ struct cuda {
     bool dead;           /* a sticky error was seen: every later call fails with it */
     char dead_text[256];
     const volatile uint32_t *stack_error; /* pinned, or NULL: what the decode stack says before it traps */
+    const volatile uint32_t *comm_error;  /* pinned, or NULL: 1 + the rank that a collective waited for in vain */
     struct cuda_memory *memory;
     struct cuda_linear *linear;
     struct cuda_loader *loader; /* pinned ring and copy threads of weight_prepare; given back by the first step */
