@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The benches of tests/gpu: runs build/tools/bench_engine, the server and its clients, and keeps the figures.
 
-usage: tests/gpu_bench.py [--build DIR] decode|prefill|offline|http|soak
+usage: tests/gpu_bench.py [--build DIR] decode|prefill|offline|http|soak|comm|tp2|tp2-http|dp2|dp2-routing
        tests/gpu_bench.py --merge LOG --part NAME
 
 A bench prints where it runs, lines "figure KEY VALUE", and a table of lines "| ..." with limit, peer and goal.
@@ -43,11 +43,27 @@ ROWS = {
     "llama-3.1-8b/bf16/tp1/http/best/load_c256_1000_200/out_tok_s": (6900, 6200),
     "llama-3.1-8b/bf16/tp1/http/warm2/start_to_first_token_s": (1, 4),
     "llama-3.1-8b/bf16/tp1/http/safetensors/start_to_first_token_s": (1, 4),
+    "llama-3.1-8b/bf16/tp2/decode_step_ms/b1_ctx1k": (1.76, 2.25),
+    "llama-3.1-8b/bf16/tp2/decode_step_ms/b32_ctx1k": (2.25, 2.9),
+    "llama-3.1-8b/bf16/tp2/decode_step_ms/b64_ctx1k": (2.75, 3.5),
+    "llama-3.1-8b/bf16/tp2/prefill_ms/b1_2048": (19, 27),
+    "llama-3.1-8b/bf16/tp2/prefill_ms/b1_8192": (84, 108),
+    "llama-3.1-70b/bf16/tp2/decode_step_ms/b1_ctx1k": (16.3, 18.3),
+    "llama-3.1-70b/bf16/tp2/decode_step_ms/b32_ctx1k": (17.4, 20),
+    "llama-3.1-70b/bf16/tp2/prefill_ms/b1_2048": (190, 222),
+    "llama-3.1-8b/bf16/tp2/http/tp2/load_c64_1000_200/out_tok_s": (10000, 8300),
+    "llama-3.1-70b/bf16/tp2/http/tp2/start_to_first_token_s": (3, 12),
+    "llama-3.1-8b/bf16/tp1/dp2/throughput_over_dp1": (2, 1.97),
+    "llama-3.1-8b/bf16/tp1/dp2/prefix_routing_over_round_robin": (None, 1.6),
+    "comm/tp2/reduce_norm_us/8k": (3, 4.5),
+    "comm/tp2/reduce_norm_us/32k": (3, 4.5),
+    "comm/tp2/reduce_norm_us/512k": (4.3, 6.5),
+    "comm/tp2/reduce_norm_us/1m": (5.7, 9),
 }
 
 
 def more_is_better(key):
-    return "tok_s" in key
+    return "tok_s" in key or "_over_" in key or "hit_rate" in key
 
 
 class Bench:
@@ -177,6 +193,48 @@ def client(bench, *flags, limit=200):
     return json.loads(r.stdout)
 
 
+def tp2(bench):
+    """One model over two GPUs; 70B is what one cannot hold."""
+    two = ("--tensor-parallel-size", "2")
+    engines(bench, ("llama-3.1-8b", *two, "--decode", "1,8,32,64,128,256", "--prefill", "128,1000,2048,8192",
+                    "--batch-prefill", "64", "--reps", "3"),
+            ("llama-3.1-70b", *two, "--decode", "1,32", "--prefill", "2048", "--reps", "3"))  # fmt: skip
+
+
+def tp2_http(bench):
+    key, model = "llama-3.1-8b/bf16/tp2/http/tp2", os.path.join(CONFIGS, "llama-3.1-8b")
+    two = ("--load-format", "dummy", "--tensor-parallel-size", "2")
+    with Server(bench, model, *two) as server:
+        bench.figure(key + "/start_to_first_token_s", first_token(server))
+        load(bench, key, 64)
+        got = client(bench, "--in", 912, "--out", 257, "--requests", 3, "--seed", 7)
+        bench.figure(f"{key}/tpot_ms/b1_ctx1k", got["tpot_p50_s"] * 1e3)
+    with Server(bench, os.path.join(CONFIGS, "llama-3.1-70b"), *two) as server:
+        bench.figure("llama-3.1-70b/bf16/tp2/http/tp2/start_to_first_token_s", first_token(server))
+
+
+def dp2(bench):
+    """The same saturating load on one replica and on two: twice as many clients on twice as many GPUs."""
+    model, rates = os.path.join(CONFIGS, "llama-3.1-8b"), {}
+    for replicas in (1, 2):
+        with Server(bench, model, "--load-format", "dummy", "--data-parallel-size", str(replicas)):
+            clients = 192 * replicas
+            at_once = ("--concurrency", clients)
+            client(bench, "--in", 1000, "--out", 8, *at_once, "--requests", clients, "--seed", 5)
+            got = client(bench, "--in", 1000, "--out", 200, *at_once, "--requests", 4 * clients, "--seed", 77)
+            rates[replicas] = got["out_tok_s"]
+            bench.figure(f"llama-3.1-8b/bf16/tp1/dp{replicas}/load_c192_each_1000_200/out_tok_s", rates[replicas])
+    bench.figure("llama-3.1-8b/bf16/tp1/dp2/throughput_over_dp1", rates[2] / rates[1])
+
+
+def load(bench, key, c):
+    got = client(bench, "--in", 1000, "--out", 200, "--concurrency", c, "--requests", 4 * c, "--seed", 1000 + c)
+    bench.figure(f"{key}/load_c{c}_1000_200/out_tok_s", got["out_tok_s"])
+    for name in ("itl", "tpot", "ttft"):
+        for p in ("p50", "p99"):
+            bench.figure(f"{key}/load_c{c}_1000_200/{name}_ms_{p}", got[f"{name}_{p}_s"] * 1e3)
+
+
 def over_http(bench):
     key = "llama-3.1-8b/bf16/tp1/http"
     with Server(bench, os.path.join(CONFIGS, "llama-3.1-8b"), "--load-format", "dummy") as server:
@@ -188,12 +246,7 @@ def over_http(bench):
         got = client(bench, "--in", 912, "--out", 257, "--requests", 3, "--seed", 7)
         bench.figure(f"{key}/best/tpot_ms/b1_ctx1k", got["tpot_p50_s"] * 1e3)
         for c in (16, 64, 256):
-            got = client(bench, "--in", 1000, "--out", 200, "--concurrency", c, "--requests", 4 * c, "--seed", 1000 + c)
-            load = f"{key}/best/load_c{c}_1000_200"
-            bench.figure(load + "/out_tok_s", got["out_tok_s"])
-            for name in ("itl", "tpot", "ttft"):
-                for p in ("p50", "p99"):
-                    bench.figure(f"{load}/{name}_ms_{p}", got[f"{name}_{p}_s"] * 1e3)
+            load(bench, key + "/best", c)
     start_from_file(bench)
 
 
@@ -438,7 +491,8 @@ def main():
     if args.merge:
         return merge(args.merge, args.part)
     bench = Bench(args.build)
-    benches = {"decode": decode, "prefill": prefill, "offline": offline, "http": over_http, "soak": soak}
+    benches = {"decode": decode, "prefill": prefill, "offline": offline, "http": over_http, "soak": soak,
+               "tp2": tp2, "tp2-http": tp2_http, "dp2": dp2}
     if args.bench not in benches:
         parser.error("name one of " + ", ".join(benches))
     where()

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """The server on a GPU, with the default model: that it is there, and what --batch-invariant promises.
 
-usage: tests/gpu_serve.py [--build DIR] device|invariant|apart
+usage: tests/gpu_serve.py [--build DIR] device|invariant|apart|replicas|fit
   device     starts with --device cuda, says so, answers
   invariant  a request alone and among 255 others: the same tokens with --batch-invariant; also of a bf16 model with
              random weights, without and with part of the prompt from the prefix cache
   apart      the same without it: no answer is garbage (greedy tokens are ones that the model thought likely)
+  replicas   two GPUs, a replica on each: the reference answers from both, then 10,000 requests of which a third are
+             left half-way, and nothing is held on either GPU afterwards
+  fit        a model of 70B: refused on one GPU within a second, naming two; answers over two
 """
 
-import argparse, concurrent.futures, http.client, json, os, random, re, signal, subprocess, sys, tempfile, threading
+import argparse, concurrent.futures, http.client, json, os, random, re, signal, subprocess, sys
+import tempfile, threading, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODEL = os.environ.get("QUIRE_TEST_MODEL") or os.path.join(
@@ -138,15 +142,96 @@ def apart(build):
             raise RuntimeError(f"garbage: {text!r} {logprobs}")
 
 
+def scraped(server, name):
+    """The values of a metric, by engine."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return {e: float(v) for e, v in re.findall(rf'^{name}{{[^}}]*engine="(\d+)"[^}}]*}} (\S+)$', text, re.M)}
+
+
+def reference_check(server):
+    """As far as the first step at which rounding to bf16 may choose another token (tests/golden/README.md)."""
+    golden = [json.loads(line) for line in open(os.path.join(ROOT, "tests/golden/smollm2.jsonl"))]
+    for g in golden * 2:  # twice, so that each replica gets its share
+        body = {"model": "m", "prompt": g["prompt_ids"], "temperature": 0, "max_tokens": len(g["greedy_ids"]),
+                "return_token_ids": True}  # fmt: skip
+        got = server.ask(body)["choices"][0]["token_ids"]
+        sure = next((i for i, m in enumerate(g["margins"]) if m < 0.25), len(g["greedy_ids"]))
+        if got[:sure] != g["greedy_ids"][:sure]:
+            raise RuntimeError(f"{g['name']}: {got[:sure]}, not {g['greedy_ids'][:sure]}")
+    print(f"{len(golden)} reference answers, twice")
+
+
+def one_of_many(server, seed):
+    r = random.Random(seed)
+    leave = r.random() < 0.33
+    body = {"model": "m", "prompt": [r.randrange(20, 40000) for _ in range(r.randrange(1, 120))], "stream": True,
+            "max_tokens": r.randrange(1, 48), "ignore_eos": True, "temperature": 0.8,
+            "n": r.choice([1, 1, 1, 3])}  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if leave:
+            answer.read(r.randrange(1, 600))
+            return "left"
+        text = answer.read()
+        return "done" if answer.status == 200 and b"[DONE]" in text and b'"error"' not in text else repr(text[-200:])
+    finally:
+        connection.close()
+
+
+def replicas(build):
+    server = Server(build, "--data-parallel-size", "2")
+    reference_check(server)
+    with concurrent.futures.ThreadPoolExecutor(128) as pool:
+        ends = list(pool.map(lambda seed: one_of_many(server, seed), range(10000)))
+    wrong = [e for e in ends if e not in ("done", "left")]
+    if wrong:
+        raise RuntimeError(f"{len(wrong)} of 10000 went wrong, one of them: {wrong[0]}")
+    for _ in range(100):
+        held = {name: scraped(server, name) for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                                                        "vllm:kv_cache_usage_perc")}  # fmt: skip
+        if all(set(by.values()) == {0.0} for by in held.values()):
+            break
+        time.sleep(0.1)
+    else:
+        raise RuntimeError(f"something is still held: {held}")
+    served = scraped(server, "vllm:generation_tokens_total")
+    if set(served) != {"0", "1"} or min(served.values()) < 0.3 * sum(served.values()):
+        raise RuntimeError(f"tokens by replica: {served}")
+    server.close()
+    print(f"10000 requests, {ends.count('left')} left half-way; tokens by replica: {served}; nothing held")
+
+
+def fit(build):
+    model = os.path.join(ROOT, "tests/bench/configs/llama-3.1-70b")
+    command = [os.path.join(build, "quire"), "serve", model, "--device", "cuda", "--port", "0"]
+    command += ["--load-format", "dummy"]
+    begin = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    seconds = time.monotonic() - begin
+    said = ended.stderr.strip().split("\n")[-1]
+    print(f"{seconds:.2f} s, exit code {ended.returncode}: {said}")
+    if ended.returncode != 2 or seconds > 1 or "--tensor-parallel-size 2" not in said:
+        raise RuntimeError("not refused as it should be")
+    server = Server(build, "--load-format", "dummy", "--tensor-parallel-size", "2", model=model)
+    ids, _ = server.ids([1, 2, 3])
+    server.close()
+    print(f"over two: {len(ids)} tokens")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
-    parser.add_argument("what", choices=["device", "invariant", "apart"])
+    parser.add_argument("what", choices=["device", "invariant", "apart", "replicas", "fit"])
     args = parser.parse_args()
     if not os.path.exists(MODEL):
         print(f"skipped: no model at {MODEL}")
         return 77
-    {"device": device, "invariant": invariant, "apart": apart}[args.what](args.build)
+    {"device": device, "invariant": invariant, "apart": apart, "replicas": replicas, "fit": fit}[args.what](args.build)
     return 0
 
 

@@ -158,7 +158,8 @@ static double median(double *values, int32_t count) {
 
 static void figure(struct bench *b, double value, const char *kind, const char *shape) {
     if (!b->json) return;
-    fprintf(b->json, "%s\n \"quire/%s/bf16/tp1/%s/%s\": %.4f", b->json_any ? "," : "{", b->name, kind, shape, value);
+    fprintf(b->json, "%s\n \"quire/%s/bf16/tp%d/%s/%s\": %.4f", b->json_any ? "," : "{", b->name, b->ranks, kind, shape,
+            value);
     b->json_any = true;
     fflush(b->json);
 }
