@@ -201,6 +201,17 @@ def tp2(bench):
             ("llama-3.1-70b", *two, "--decode", "1,32", "--prefill", "2048", "--reps", "3"))  # fmt: skip
 
 
+def comm(bench):
+    """Collectives between two GPUs by size; the sums are checked first."""
+    for kind in ("nccl", "p2p"):
+        r = subprocess.run([bench.tool("bench_comm"), "--kind", kind], capture_output=True, text=True, timeout=60)
+        print(r.stdout, flush=True)
+        if r.returncode:
+            raise RuntimeError(f"bench_comm ended with {r.returncode}: {r.stderr.strip()[-500:]}")
+    for key, value in re.findall(r"^figure (\S+) (\S+)$", r.stdout, re.M):
+        bench.figure(key, float(value))
+
+
 def tp2_http(bench):
     key, model = "llama-3.1-8b/bf16/tp2/http/tp2", os.path.join(CONFIGS, "llama-3.1-8b")
     two = ("--load-format", "dummy", "--tensor-parallel-size", "2")
@@ -492,7 +503,7 @@ def main():
         return merge(args.merge, args.part)
     bench = Bench(args.build)
     benches = {"decode": decode, "prefill": prefill, "offline": offline, "http": over_http, "soak": soak,
-               "tp2": tp2, "tp2-http": tp2_http, "dp2": dp2}
+               "comm": comm, "tp2": tp2, "tp2-http": tp2_http, "dp2": dp2}
     if args.bench not in benches:
         parser.error("name one of " + ", ".join(benches))
     where()

@@ -1,7 +1,8 @@
 /* bench_engine MODEL [--device cpu|cuda] [--load-format auto|dummy] [--decode B,B…] [--prefill L,L…] [--batch-prefill
  * N,N…]
  *                    [--offline N,N…] [--context T] [--steps N] [--input T] [--output T] [--reps N] [--max-model-len T]
- *                    [--max-num-seqs N] [--enforce-eager 1] [--batch-invariant 1] [--cuda-kernels NAME] [--name NAME]
+ *                    [--tensor-parallel-size N] [--comm auto|p2p|nccl] [--max-num-seqs N] [--enforce-eager 1]
+ * [--batch-invariant 1] [--cuda-kernels NAME] [--name NAME]
  *                    [--json FILE]
  *
  * Whole-engine figures through engine.h, without HTTP: scheduler, step loop, model, sampling, detokenizer.
@@ -49,6 +50,7 @@ struct bench {
     struct list decode, prefill, batch_prefill, offline;
     int32_t context, steps, input, output, reps;
     const char *name;
+    int32_t ranks;
     FILE *json;
     bool json_any;
 };
@@ -301,7 +303,8 @@ static bool option(struct bench *b, struct engine_options *o, const char *name, 
                    {"--max-model-len", &o->max_model_len},
                    {"--max-num-seqs", &o->max_num_seqs},
                    {"--max-num-batched-tokens", &o->max_num_batched_tokens},
-                   {"--max-num-mixed-tokens", &o->max_num_mixed_tokens}};
+                   {"--max-num-mixed-tokens", &o->max_num_mixed_tokens},
+                   {"--tensor-parallel-size", &o->ranks}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (strcmp(name, numbers[i].name) == 0) return (*numbers[i].number = atoi(value)) > 0;
     if (strcmp(name, "--decode") == 0) return list_parse(&b->decode, value);
@@ -320,6 +323,8 @@ static bool option(struct bench *b, struct engine_options *o, const char *name, 
         o->backend.cuda_kernels = value;
     else if (strcmp(name, "--name") == 0)
         b->name = value;
+    else if (strcmp(name, "--comm") == 0)
+        o->comm = strcmp(value, "nccl") == 0 ? COMM_NCCL : strcmp(value, "p2p") == 0 ? COMM_P2P : COMM_AUTO;
     else if (strcmp(name, "--json") == 0)
         return (b->json = fopen(value, "w")) != NULL;
     else
@@ -341,6 +346,8 @@ static void info_print(const struct engine_info *info, double seconds) {
 static void bench_open(struct bench *b, struct engine_options *o) {
     struct err err = {0};
     struct text_options text = {.stand_in = o->dummy_weights};
+    for (int32_t i = 0; i < COMM_RANKS_MAX; i++) o->ordinals[i] = i;
+    b->ranks = o->ranks > 0 ? o->ranks : 1;
     int64_t begin_ns = clock_now_ns();
     if (text_open(o->model_path, &text, &b->text, &err)) fatal(o->model_path, &err);
     o->text = b->text;
