@@ -49,14 +49,15 @@ struct engine_options {
      * that is free. 0: 0.92 and 0.5. */
     double memory_utilization;
     bool prefix_caching;
-    bool eager;         /* no recorded decode steps */
-    bool ahead;         /* tests: a step ahead also on a device that gains nothing by it */
-    bool dummy_weights; /* --load-format dummy: shapes from the files, random numbers for weights */
+    struct hash_key prefix_key; /* of its keys, which who routes to it must know; zero: a random one */
+    bool eager;                 /* no recorded decode steps */
+    bool ahead;                 /* tests: a step ahead also on a device that gains nothing by it */
+    bool dummy_weights;         /* --load-format dummy: shapes from the files, random numbers for weights */
     uint64_t seed;
 };
 
 struct engine_phase {
-    const char *name;
+    char name[24]; /* no pointer: it goes to other processes */
     double seconds;
 };
 

@@ -12,8 +12,11 @@
 
 static void phase_add(struct engine_info *info, const char *name, int64_t *since_ns) {
     int64_t now = clock_now_ns();
-    if (info->phase_count < (int32_t)(sizeof info->phases / sizeof info->phases[0]))
-        info->phases[info->phase_count++] = (struct engine_phase){name, (double)(now - *since_ns) * 1e-9};
+    if (info->phase_count < (int32_t)(sizeof info->phases / sizeof info->phases[0])) {
+        struct engine_phase *phase = &info->phases[info->phase_count++];
+        snprintf(phase->name, sizeof phase->name, "%s", name);
+        phase->seconds = (double)(now - *since_ns) * 1e-9;
+    }
     *since_ns = now;
 }
 
@@ -56,7 +59,7 @@ static int sched_build(struct engine *engine, const struct plan *plan, struct er
         .lookahead = engine->ahead ? 1 : 0,
         .vocab = engine->info.vocab,
         .prefix_caching = o->prefix_caching,
-        .hash_key = hash_key_random(),
+        .hash_key = o->prefix_key.k0 | o->prefix_key.k1 ? o->prefix_key : hash_key_random(),
     };
     return sched_open(&options, &engine->sched, err);
 }

@@ -38,6 +38,10 @@ int link_attach(const int fds[3], struct link **out, struct err *err);
 int link_attach_local(const struct link *front, struct link **out, struct err *err);
 void link_close(struct link *link);
 
+/* The key of the prefix index, which the front chooses for all its engines; before the engine starts. */
+void link_set_prefix_key(struct link *link, struct hash_key key);
+struct hash_key link_prefix_key(const struct link *link);
+
 /* Appends whole records. What the ring has no room for is kept and goes first next time; link_flush tries again and
  * says whether something still waits. Wakes the reader if it sleeps. The writing side of that ring only, one thread at
  * a time. */

@@ -12,7 +12,7 @@ struct remote_options {
     /* A process: argv[0] is the program (/proc/self/exe), NULL-terminated; it finds the link's fds in its environment
      * as QUIRE_LINK=memory,orders,events. NULL: a thread runs host_run with `host`. */
     char *const *argv;
-    const struct host_options *host;
+    const struct host_options *host; /* for a process too: what its queue holds, the key of its prefix index */
 };
 
 /* From the thread that lives as long as the process: a child dies with the thread that made it. */

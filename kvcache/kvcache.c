@@ -37,14 +37,11 @@ int kvcache_open(const struct kvcache_options *options, struct kvcache **out, st
     int rc = options_check(options, err);
     if (rc) return rc;
     struct kvcache *cache = mem_zalloc(1, sizeof *cache);
-    size_t words = 5 + ((size_t)options->page_size + 1) / 2;
     cache->page_size = options->page_size;
     cache->group_count = options->group_count;
     cache->prefix_caching = options->prefix_caching;
     cache->hash_key = options->hash_key;
     cache->gather = mem_zalloc((size_t)options->page_size, sizeof *cache->gather);
-    cache->hashed = mem_zalloc(words, sizeof *cache->hashed);
-    cache->hashed_bytes = words * sizeof *cache->hashed;
     for (int32_t g = 0; g < options->group_count; g++)
         pool_init(&cache->pools[g], options->pages_total[g], options->page_size, options->prefix_caching);
     *out = cache;
@@ -59,7 +56,6 @@ void kvcache_close(struct kvcache *cache) {
         mem_free(cache->pools[g].buckets);
     }
     mem_free(cache->gather);
-    mem_free(cache->hashed);
     mem_free(cache);
 }
 

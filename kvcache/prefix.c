@@ -4,19 +4,12 @@
 #include <string.h>
 
 #include "engine/base/check.h"
+#include "engine/base/prefix_key.h"
 #include "kvcache/private.h"
 
-#define PAGE_KEY_TAG 0x6567617065726975u /* sets these hashes apart from every other use of the key */
-
-struct hash128 page_key(struct kvcache *cache, struct hash128 parent, const int32_t *tokens, struct hash128 salt) {
-    uint64_t *block = cache->hashed;
-    block[0] = PAGE_KEY_TAG;
-    block[1] = parent.lo;
-    block[2] = parent.hi;
-    block[3] = salt.lo;
-    block[4] = salt.hi;
-    memcpy(&block[5], tokens, (size_t)cache->page_size * sizeof *tokens);
-    return hash_bytes(cache->hash_key, block, cache->hashed_bytes);
+struct hash128 page_key(const struct kvcache *cache, struct hash128 parent, const int32_t *tokens,
+                        struct hash128 salt) {
+    return prefix_key(cache->hash_key, parent, salt, tokens, cache->page_size);
 }
 
 static inline bool hash_same(struct hash128 a, struct hash128 b) {

@@ -38,8 +38,6 @@ struct kvcache {
     uint32_t epoch;     /* counts kv_forget */
     uint64_t completed; /* last complete step */
     int32_t *gather;    /* [page_size] tokens of a page that spans prompt and output */
-    uint64_t *hashed;   /* scratch for the bytes that are hashed */
-    size_t hashed_bytes;
     struct kv_pool pools[KV_GROUPS_MAX];
 };
 
@@ -52,7 +50,7 @@ void page_drop(struct kv_pool *pool, int32_t page, uint64_t until_step, uint64_t
 void pool_complete(struct kv_pool *pool, uint64_t step);
 
 /* prefix.c */
-struct hash128 page_key(struct kvcache *cache, struct hash128 parent, const int32_t *tokens, struct hash128 salt);
+struct hash128 page_key(const struct kvcache *cache, struct hash128 parent, const int32_t *tokens, struct hash128 salt);
 int32_t index_find(const struct kv_pool *pool, int32_t page_size, struct hash128 key, int32_t parent,
                    const int32_t *tokens, struct hash128 salt);
 void index_insert(struct kv_pool *pool, int32_t page_size, int32_t page, struct hash128 key, int32_t parent,

@@ -4,6 +4,7 @@
 
 #include "engine/base/check.h"
 #include "server/api_model.h"
+#include "server/api_replicas.h"
 #include "server/dialect.h"
 #include "server/generation.h"
 
@@ -37,6 +38,8 @@ static const struct route routes[] = {
     {"/abort_request", HTTP_POST_, ROUTE_PLAIN, 0, NULL, api_abort, &dialect_sglang},
     {"/flush_cache", HTTP_POST_, ROUTE_PLAIN, 0, NULL, api_cache_reset, &dialect_sglang},
     {"/reset_prefix_cache", HTTP_POST_, ROUTE_PLAIN, 0, NULL, api_cache_reset, &dialect_completions},
+    {"/admin/replicas", HTTP_GET_, ROUTE_PLAIN, 0, NULL, api_replicas, &dialect_completions},
+    {"/admin/replicas/", HTTP_POST_, ROUTE_PLAIN, 0, NULL, api_replica_restart, &dialect_completions},
 };
 #define ROUTE_COUNT (sizeof routes / sizeof *routes)
 

@@ -13,7 +13,7 @@
 
 /* Makes app->generations; before the first exchange. */
 void api_open(struct app *app);
-/* Frees it. Every exchange is gone or answered, and the engine is closed. */
+/* Frees it. Every exchange is gone or answered, and the engines are closed. */
 void api_close(struct app *app);
 
 /* Is it a path of ours, with this method? 0, 404 (not ours) or 405. */
@@ -25,7 +25,7 @@ void api_handle(struct app *app, struct http_exchange *exchange);
 /* Fills `body` with an error in the envelope of the dialect that lives at `path`; for refusals of the transport. */
 void api_error_body(const char *path, int status, const char *message, struct buf *body, const char **content_type);
 
-/* Event records of the engine (engine_events_fn's), already on the loop thread. */
+/* Event records of the engines (engine_events_fn's), checked, on the loop thread. */
 void api_on_events(struct app *app, const void *records, size_t bytes);
 
 /* Requests that have a generation running or being prepared: 0 means that a drain may end. */

@@ -8,6 +8,7 @@
 #include "server/dialect.h"
 #include "server/generation.h"
 #include "server/options.h"
+#include "server/replicas.h"
 
 #define ABORT_BYTES_MAX 8192 /* read on the loop */
 
@@ -24,7 +25,7 @@ static void reply_error(struct http_exchange *exchange, int status, const struct
 
 static bool loading(struct app *app, struct http_exchange *exchange) {
     struct err err;
-    if (app->engine) return false;
+    if (app->info) return false;
     err_set(&err, ERR_CLOSED, "the model is still loading");
     reply_error(exchange, 503, &err);
     return true;
@@ -79,7 +80,7 @@ void api_model(struct app *app, struct http_exchange *exchange) {
 void api_tgi_info(struct app *app, struct http_exchange *exchange) {
     struct buf out = {0};
     if (loading(app, exchange)) return;
-    const struct engine_info *info = engine_info(app->engine);
+    const struct engine_info *info = app->info;
     member_str(&out, "{\"model_id\":", app->model_name);
     member_str(&out, ",\"model_sha\":null,\"model_dtype\":", info->weight_types);
     member_str(&out, ",\"model_device_type\":", info->backend.name);
@@ -224,7 +225,7 @@ void api_abort(struct app *app, struct http_exchange *exchange) {
     if (rc) {
         reply_error(exchange, 400, &err);
     } else {
-        buf_printf(&out, "{\"aborted\":%d}", app->engine ? generation_abort(app, all ? NULL : rid) : 0);
+        buf_printf(&out, "{\"aborted\":%d}", app->info ? generation_abort(app, all ? NULL : rid) : 0);
         reply(exchange, 200, &out);
     }
     cJSON_Delete(tree);
@@ -233,7 +234,7 @@ void api_abort(struct app *app, struct http_exchange *exchange) {
 void api_cache_reset(struct app *app, struct http_exchange *exchange) {
     struct buf out = {0};
     if (loading(app, exchange)) return;
-    engine_reset_prefix_cache(app->engine);
+    replicas_reset_prefix_cache(app->replicas);
     buf_append_str(&out, "{\"success\":true}");
     reply(exchange, 200, &out);
 }

@@ -10,6 +10,7 @@
 #include "server/dialect.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/replicas.h"
 
 #define OUT_KEEP_BYTES ((size_t)1024 * 1024)
 
@@ -32,7 +33,7 @@ int32_t generation_count(const struct app *app) {
 }
 
 struct ask_view generation_view(const struct app *app) {
-    const struct engine_info *engine = engine_info(app->engine);
+    const struct engine_info *engine = app->info;
     const struct text_info *text = text_info(app->text);
     const struct options *options = app->options;
     bool named = options->served_names.count > 0;
@@ -107,7 +108,7 @@ void generation_release(struct generation *g, int32_t prompts) {
     for (int32_t i = 0; i < prompts; i++) {
         uint64_t id = g->first_id + (uint64_t)i;
         table_remove(&g->app->generations->table, id);
-        if (g->unfinished[i] > 0) engine_cancel(g->app->engine, id);
+        if (g->unfinished[i] > 0) replicas_cancel(g->app->replicas, id);
         if (g->unfinished[i] > 0) prompt_finished(g, i);
     }
 }
@@ -143,7 +144,7 @@ static void on_gone(void *user) {
 static void retry_header(struct generation *g, int status) {
     char seconds[16];
     if (status != 429 && status != 503) return;
-    int32_t wait = status == 429 && g->app->engine ? engine_retry_after_s(g->app->engine) : 5;
+    int32_t wait = !g->app->info || g->app->draining ? 5 : replicas_retry_after_s(g->app->replicas);
     snprintf(seconds, sizeof seconds, "%d", wait);
     http_add_header(g->exchange, "Retry-After", seconds);
 }
@@ -201,7 +202,7 @@ static void timing_headers(const struct generation *g, bool whole) {
         {"x-generated-tokens", s->output_tokens},
     };
     char text[24];
-    http_add_header(g->exchange, "x-compute-type", engine_info(g->app->engine)->backend.name);
+    http_add_header(g->exchange, "x-compute-type", g->app->info->backend.name);
     for (size_t i = 0; i < (whole ? sizeof fields / sizeof *fields : 1); i++) {
         snprintf(text, sizeof text, "%lld", (long long)fields[i].value);
         http_add_header(g->exchange, fields[i].name, text);
@@ -300,7 +301,9 @@ static void event_measure(struct generation *g, int32_t prompt, int32_t number, 
         metrics_further_tokens(metrics, before->last_token_ns, now->last_token_ns, tokens);
     if (!before->last_token_ns && tokens > 1)
         metrics_further_tokens(metrics, now->first_token_ns, now->last_token_ns, tokens - 1);
-    if (now->finish != FINISH_NONE && --g->unfinished[prompt] == 0) prompt_finished(g, prompt);
+    if (now->finish == FINISH_NONE || --g->unfinished[prompt] > 0) return;
+    g->app->requests_cut += now->finish == FINISH_SHUTDOWN;
+    prompt_finished(g, prompt);
 }
 
 static void error_event(struct generation *g, const struct event *event) {
@@ -308,6 +311,7 @@ static void error_event(struct generation *g, const struct event *event) {
     int code = event->error_code < 0 ? event->error_code : ERR_FATAL;
     err_set(&err, code, "%.*s", (int)event->text.count, (const char *)record_at(event, event->text));
     if (!err.text[0]) err_set(&err, code, "the engine failed");
+    if (code == ERR_EXHAUSTED) metrics_request_refused(g->app->metrics, 429); /* it knows best how full it is */
     generation_fail(g, dialect_status(g->ask.dialect, code), &err);
 }
 
@@ -338,10 +342,8 @@ static void event_take(struct app *app, const struct event *event) {
 
 void generation_events(struct app *app, const void *records, size_t bytes) {
     struct generations *all = app->generations;
-    struct err err;
-    for (size_t at = 0; at < bytes;) {
+    for (size_t at = 0; at < bytes;) { /* checked where they came from another process */
         const struct event *event = (const void *)((const char *)records + at);
-        CHECK_MSG(event_check(event, bytes - at, &err) == 0, "%s", err.text);
         event_take(app, event);
         at += event->bytes;
     }
@@ -369,7 +371,7 @@ int32_t generation_abort(struct app *app, const char *label) {
         bool named = false;
         for (int32_t i = 0; g->submitted && i < g->ask.prompt_count; i++) {
             if (label && !prompt_named(g, i, label)) continue;
-            if (g->unfinished[i] > 0) engine_cancel(app->engine, g->first_id + (uint64_t)i);
+            if (g->unfinished[i] > 0) replicas_cancel(app->replicas, g->first_id + (uint64_t)i);
             named = true;
         }
         count += named;

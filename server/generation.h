@@ -29,7 +29,7 @@ void generations_close(struct generations *generations);
 /* Takes a complete request of a generating route. */
 void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_route route);
 
-/* Whole event records of the engine. */
+/* Whole, checked event records of the engines. */
 void generation_events(struct app *app, const void *records, size_t bytes);
 
 /* Those running or being prepared. */
@@ -44,7 +44,7 @@ int32_t generation_abort(struct app *app, const char *label);
 bool generation_chat_on_loop(const struct app *app);
 void generation_chat_took(struct app *app, int64_t took_ns);
 
-/* What requests are read against; app->engine is open. */
+/* What requests are read against; app->info is there. */
 struct ask_view generation_view(const struct app *app);
 
 #endif

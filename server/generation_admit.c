@@ -10,6 +10,7 @@
 #include "server/dialect.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/replicas.h"
 
 /* Bodies up to this many bytes are read on the loop: parsing, rendering, encoding and building took 2 to 100 µs when
  * measured, about what the way to a worker and back costs. A chat template that once took longer than INLINE_CHAT_NS
@@ -74,20 +75,27 @@ static int prompts_check(const struct generation *g, struct err *err) {
                          field, room, ask->prompt_count);
 }
 
-/* Hands all prompts to the engine, or none. */
+/* Whose requests stay on one replica, where a header field says so. */
+static uint64_t session_of(const struct generation *g) {
+    const char *header = g->app->options->session_header;
+    return header ? replicas_session(g->app->replicas, http_header(g->exchange, header)) : 0;
+}
+
+/* Hands all prompts to the engines, or none. */
 static int prompts_submit(struct generation *g, struct err *err) {
     struct app *app = g->app;
     int refused = prompts_check(g, err);
     if (refused) return refused;
     int32_t timeout_s = app->options->request_timeout_s;
     int64_t deadline_ns = timeout_s ? g->answer.begin_ns + timeout_s * NS_PER_SECOND : 0;
+    uint64_t session = session_of(g);
     g->first_id = app->next_request_id + 1;
     app->next_request_id += (uint64_t)g->ask.prompt_count;
     for (int32_t i = 0; i < g->ask.prompt_count; i++) {
         struct request *request = g->ask.requests[i];
         request->id = g->first_id + (uint64_t)i;
         request->deadline_ns = deadline_ns;
-        int rc = engine_submit(app->engine, request, err);
+        int rc = replicas_submit(app->replicas, request, session, err);
         if (rc) {
             generation_release(g, i);
             return rc;
@@ -137,7 +145,7 @@ void generation_begin(struct app *app, struct http_exchange *exchange, enum ask_
     struct generation *g = generation_new(app, exchange);
     g->ask.route = route;
     g->ask.dialect = dialect_of_route(route);
-    if (!app->engine || app->draining) {
+    if (!app->info || app->draining) {
         g->rc = err_set(&g->err, ERR_CLOSED, "%s",
                         app->draining ? "the server is shutting down" : "the model is still loading");
         generation_fail(g, 503, &g->err);

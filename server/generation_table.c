@@ -20,8 +20,8 @@ static size_t slot_of(const struct table *table, uint64_t id) {
     return at;
 }
 
-struct generation *table_find(const struct table *table, uint64_t id) {
-    return id ? table->slots[slot_of(table, id)].generation : NULL;
+void *table_find(const struct table *table, uint64_t id) {
+    return id ? table->slots[slot_of(table, id)].value : NULL;
 }
 
 static void table_grow(struct table *table) {
@@ -33,12 +33,12 @@ static void table_grow(struct table *table) {
     mem_free(old.slots);
 }
 
-void table_put(struct table *table, uint64_t id, struct generation *generation) {
+void table_put(struct table *table, uint64_t id, void *value) {
     CHECK(id != 0);
     if ((table->count + 1) * 2 > table->capacity) table_grow(table);
     struct table_slot *slot = &table->slots[slot_of(table, id)];
     CHECK(slot->id == 0);
-    *slot = (struct table_slot){.id = id, .generation = generation};
+    *slot = (struct table_slot){.id = id, .value = value};
     table->count++;
 }
 

@@ -1,16 +1,15 @@
-/* generation_table.h: engine request id → generation. Open addressing; ids are consecutive, so the low bits alone
- * spread them well and a probe is one cache line. The loop thread owns it. */
+/* generation_table.h: engine request id → what somebody knows of it (the generation that is answered, the replica that
+ * computes it). Open addressing; ids are consecutive, so the low bits alone spread them well and a probe is one cache
+ * line. The loop thread owns it. */
 #ifndef QUIRE_SERVER_GENERATION_TABLE_H
 #define QUIRE_SERVER_GENERATION_TABLE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-struct generation;
-
 struct table_slot {
     uint64_t id; /* 0: free */
-    struct generation *generation;
+    void *value;
 };
 
 struct table {
@@ -20,8 +19,8 @@ struct table {
 
 void table_init(struct table *table);
 void table_deinit(struct table *table);
-struct generation *table_find(const struct table *table, uint64_t id);           /* NULL: not there */
-void table_put(struct table *table, uint64_t id, struct generation *generation); /* id is new and not 0 */
-void table_remove(struct table *table, uint64_t id);                             /* no matter whether it is there */
+void *table_find(const struct table *table, uint64_t id);      /* NULL: not there */
+void table_put(struct table *table, uint64_t id, void *value); /* id is new and not 0 */
+void table_remove(struct table *table, uint64_t id);           /* no matter whether it is there */
 
 #endif

@@ -72,7 +72,7 @@ void job_begin(struct app *app, struct http_exchange *exchange, job_fn *fn, bool
     size_t bytes;
     const char *body = http_body(exchange, &bytes);
     struct err err = {0};
-    if (!app->engine) {
+    if (!app->info) {
         struct buf out = {0};
         job_reply(exchange, err_set(&err, ERR_CLOSED, "the model is still loading"), &err, &out);
         buf_deinit(&out);

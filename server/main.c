@@ -4,6 +4,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/cmd_engine.h"
 #include "server/cmd_serve.h"
 
 static const char usage[] = "quire: serves large language models over HTTP.\n\n"
@@ -16,6 +17,7 @@ int main(int argc, char **argv) {
     mem_settle();
     const char *word = argc > 1 ? argv[1] : "--help";
     if (strcmp(word, "serve") == 0) return cmd_serve(argc - 2, argv + 2, begun_ns);
+    if (strcmp(word, "engine") == 0) return cmd_engine(argc - 2, argv + 2);
     if (strcmp(word, "--version") == 0 || strcmp(word, "version") == 0) {
         puts("quire " QUIRE_VERSION);
         return 0;

@@ -165,11 +165,12 @@ static const char *const http_paths[HTTP_LABEL_PATHS] = {
     "/abort_request",
     "/flush_cache",
     "/reset_prefix_cache",
+    "/admin/replicas",
 };
 static const char *const http_methods[HTTP_LABEL_METHODS] = {"GET",  "POST",    "PUT",  "DELETE",
                                                              "HEAD", "OPTIONS", "OTHER"};
-static const int http_statuses[HTTP_LABEL_STATUSES] = {200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417,
-                                                       422, 424, 429, 431, 499, 500, 501, 503, 504, 505, 0};
+static const int http_statuses[HTTP_LABEL_STATUSES] = {200, 202, 204, 400, 401, 403, 404, 405, 408, 409, 413, 414, 415,
+                                                       417, 422, 424, 429, 431, 499, 500, 501, 503, 504, 505, 0};
 
 const char *metrics_http_path(int32_t i) {
     return http_paths[i];

@@ -47,10 +47,20 @@ void metrics_request_finished(struct metrics *metrics, const struct metrics_requ
 void metrics_http(struct metrics *metrics, const char *method, const char *path, int status, size_t bytes_out,
                   int64_t duration_ns);
 
-/* What the scrape adds from elsewhere. `engine` and `info` are NULL while the model loads. */
+/* One replica, as the scrape finds it. */
+struct metrics_replica {
+    bool known; /* stats are there */
+    const char *state;
+    uint64_t starts, deaths, requests_retried, requests_failed;
+    double last_start_seconds;
+    struct engine_stats stats;
+};
+
+/* What the scrape adds from elsewhere. `info` is NULL while the model loads. */
 struct metrics_scrape {
-    const struct engine_stats *engine;
-    const struct engine_info *info;
+    const struct metrics_replica *replicas; /* [count] */
+    int32_t count;
+    const struct engine_info *info; /* of each */
     int32_t connections;
     bool ready;
     double start_seconds; /* process start to ready; 0: not yet */

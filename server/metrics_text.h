@@ -6,9 +6,9 @@
 #include "server/metrics.h"
 
 #define HISTOGRAM_EDGES_MAX 24
-#define HTTP_LABEL_PATHS    22
+#define HTTP_LABEL_PATHS    23
 #define HTTP_LABEL_METHODS  7
-#define HTTP_LABEL_STATUSES 22
+#define HTTP_LABEL_STATUSES 25
 
 enum metrics_histogram {
     HIST_TTFT,

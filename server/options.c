@@ -53,9 +53,10 @@ static int number_set(void *field, const struct option_row *row, const struct op
     double value;
     bool whole = row->kind != OPTION_F64;
     if (!number_parse(text, &value) || value < row->min || value > row->max || (whole && value != floor(value)))
-        return err_set_field(err, ERR_INVALID, source->name, "%s takes %s from %.15g to %.15g, not \"%.60s\"",
-                             source->name, whole ? "a whole number" : "a number", row->min, row->max, text);
-    if (row->kind == OPTION_I32)
+        return err_set_field(err, ERR_INVALID, source->name, "%s takes %s%s from %.15g to %.15g, not \"%.60s\"",
+                             source->name, row->kind == OPTION_I32_AUTO ? "auto or " : "",
+                             whole ? "a whole number" : "a number", row->min, row->max, text);
+    if (row->kind == OPTION_I32 || row->kind == OPTION_I32_AUTO)
         *(int32_t *)field = (int32_t)value;
     else if (row->kind == OPTION_BYTES)
         *(size_t *)field = (size_t)value;
@@ -99,20 +100,52 @@ static int choice_set(int32_t *field, const struct option_row *row, const struct
     return err_set_field(err, ERR_INVALID, source->name, "%s takes one of %s, not \"%.60s\"", source->name, all, text);
 }
 
-/* "cuda:1": the name's index, and the number. */
+/* One number of a device list, which must be new. */
+static int ordinal_add(struct options *options, const struct option_source *source, long ordinal, struct err *err) {
+    for (int32_t i = 0; i < options->device_count; i++)
+        if (options->devices[i] == ordinal)
+            return err_set_field(err, ERR_INVALID, source->name, "%s names cuda:%ld twice", source->name, ordinal);
+    if (options->device_count == OPTIONS_DEVICES_MAX)
+        return err_set_field(err, ERR_INVALID, source->name, "%s takes at most %d devices", source->name,
+                             OPTIONS_DEVICES_MAX);
+    options->devices[options->device_count++] = (int32_t)ordinal;
+    return 0;
+}
+
+/* "cuda:0,1": the name's index, and the numbers. */
 static int device_set(struct options *options, const struct option_row *row, const struct option_source *source,
                       const char *text, struct err *err) {
-    char *end = NULL;
-    long ordinal = 0;
-    options->device_ordinal = 0;
-    if (strncmp(text, "cuda:", 5) != 0 && choice_set(&options->device, row, source, text, NULL) == 0) return 0;
-    if (strncmp(text, "cuda:", 5) == 0 && isdigit((unsigned char)text[5])) ordinal = strtol(text + 5, &end, 10);
-    if (!end || *end || ordinal > 1023)
+    const char *at = text + 5;
+    bool list = strncmp(text, "cuda:", 5) == 0;
+    options->device_count = 0;
+    if (!list && choice_set(&options->device, row, source, text, NULL) == 0) return 0;
+    while (list) {
+        char *end = NULL;
+        long ordinal = isdigit((unsigned char)*at) ? strtol(at, &end, 10) : 0;
+        if (!end || (*end && *end != ',') || ordinal > 1023) break;
+        if (ordinal_add(options, source, ordinal, err)) return err->code;
+        if (!*end) return choice_set(&options->device, row, source, "cuda", err);
+        at = end + 1;
+    }
+    return err_set_field(err, ERR_INVALID, source->name,
+                         "%s takes auto, cpu, cuda, cuda:N or cuda:N,N... with numbers from 0 to 1023, not \"%.60s\"",
+                         source->name, text);
+}
+
+/* The name of a header field: a token of HTTP. */
+static int header_set(struct options *options, const char **field, const struct option_source *source, const char *text,
+                      struct err *err) {
+    size_t n = strlen(text);
+    bool good = n > 0 && n <= 64;
+    for (size_t i = 0; i < n && good; i++) good = isalnum((unsigned char)text[i]) || text[i] == '-' || text[i] == '_';
+    if (!good)
         return err_set_field(err, ERR_INVALID, source->name,
-                             "%s takes auto, cpu, cuda or cuda:N with a number from 0 to 1023, not \"%.60s\"",
-                             source->name, text);
-    options->device_ordinal = (int32_t)ordinal;
-    return choice_set(&options->device, row, source, "cuda", err);
+                             "%s takes the name of a header field (letters, digits and -), not \"%.60s\"", source->name,
+                             text);
+    char *name = own(options, mem_strdup(text));
+    for (char *p = name; *p; p++) *p = (char)tolower((unsigned char)*p);
+    *field = name;
+    return 0;
 }
 
 static int list_add(struct option_list *list, const struct option_source *source, const char *text, struct err *err) {
@@ -166,6 +199,12 @@ static int value_set(struct options *options, const struct option_row *row, cons
         return list_add(field, source, text, err);
     case OPTION_KEY_FILE:
         return key_file_add(options, field, source, text, err);
+    case OPTION_I32_AUTO:
+        if (strcmp(text, "auto") != 0) return number_set(field, row, source, text, err);
+        *(int32_t *)field = 0;
+        return 0;
+    case OPTION_HEADER:
+        return header_set(options, field, source, text, err);
     case OPTION_I32:
     case OPTION_BYTES:
     case OPTION_F64:
@@ -305,14 +344,15 @@ static int flag_read(struct options *options, int argc, char *const *argv, int *
 
 /* Values that are understood and that this build cannot do. */
 static int options_refuse(const struct options *o, struct err *err) {
-    if (o->tensor_parallel_size != 1)
-        return err_set_field(err, ERR_UNSUPPORTED, "--tensor-parallel-size",
-                             "--tensor-parallel-size %d: this build computes on one device, only 1 works",
-                             o->tensor_parallel_size);
-    if (o->data_parallel_size != 1)
-        return err_set_field(err, ERR_UNSUPPORTED, "--data-parallel-size",
-                             "--data-parallel-size %d: this build runs one copy of the model, only 1 works",
-                             o->data_parallel_size);
+    int32_t devices = o->data_parallel_size * o->tensor_parallel_size;
+    if (o->device_count && devices > o->device_count)
+        return err_set_field(err, ERR_INVALID, "--device",
+                             "--data-parallel-size %d x --tensor-parallel-size %d = %d devices, and --device names %d",
+                             o->data_parallel_size, o->tensor_parallel_size, devices, o->device_count);
+    if (devices > OPTIONS_DEVICES_MAX)
+        return err_set_field(err, ERR_INVALID, "--data-parallel-size",
+                             "--data-parallel-size %d x --tensor-parallel-size %d = %d devices, at most %d can be used",
+                             o->data_parallel_size, o->tensor_parallel_size, devices, OPTIONS_DEVICES_MAX);
     if (!o->enable_chunked_prefill)
         return err_set_field(
             err, ERR_UNSUPPORTED, "--no-enable-chunked-prefill",
@@ -322,7 +362,7 @@ static int options_refuse(const struct options *o, struct err *err) {
 
 int options_parse(struct options *options, int argc, char *const *argv, struct err *err) {
     bool listed[128] = {false};
-    *options = (struct options){0};
+    *options = (struct options){.argc = argc, .argv = argv};
     if (defaults_set(options, err) || environment_read(options, err)) return err->code;
     bool positional = false;
     for (int at = 0; at < argc; at++) {
@@ -380,5 +420,6 @@ void options_help(struct buf *out) {
     buf_append_str(
         out,
         "\nExit codes: 0 ended as asked; 1 the machine refused (port in use, no permission, an allocation failed);\n"
-        "2 wrong flags, a bad model, or one that memory cannot hold; 3 the engine died; 71 no memory was left.\n");
+        "2 wrong flags, a bad model, or one that memory cannot hold; 3 no engine starts any more; 71 no memory was "
+        "left.\n");
 }

@@ -11,7 +11,9 @@
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
 
-#define OPTIONS_LIST_MAX 32
+#define OPTIONS_LIST_MAX     32
+#define OPTIONS_DEVICES_MAX  64
+#define OPTIONS_REPLICAS_MAX 64
 
 /* Values of a flag that takes several; the strings live as long as the options. */
 struct option_list {
@@ -27,6 +29,7 @@ enum option_kv_dtype { OPTION_KV_AUTO, OPTION_KV_F16, OPTION_KV_F32, OPTION_KV_B
 enum option_load_format { LOAD_FORMAT_AUTO, LOAD_FORMAT_DUMMY, LOAD_FORMAT_SAFETENSORS };
 enum option_dtype { OPTION_DTYPE_AUTO, OPTION_DTYPE_F32, OPTION_DTYPE_F16, OPTION_DTYPE_BF16 };
 enum option_cuda_kernels { OPTION_KERNELS_AUTO, OPTION_KERNELS_SM90A, OPTION_KERNELS_PORTABLE };
+enum option_routing { OPTION_ROUTING_PREFIX, OPTION_ROUTING_LEAST_LOADED, OPTION_ROUTING_ROUND_ROBIN };
 
 struct options {
     /* Model */
@@ -53,14 +56,21 @@ struct options {
     bool enable_prefix_caching;
 
     /* Device */
-    int32_t device;          /* enum device_kind */
-    int32_t device_ordinal;  /* of cuda:N */
-    int32_t cuda_kernels;    /* enum option_cuda_kernels */
+    int32_t device;                       /* enum device_kind */
+    int32_t devices[OPTIONS_DEVICES_MAX]; /* of cuda:N,N…, each once */
+    int32_t device_count;                 /* 0: none named, taken in order from 0 */
+    int32_t cuda_kernels;                 /* enum option_cuda_kernels */
     bool batch_invariant;
-    int32_t threads;         /* 0: one a core */
+    int32_t threads;         /* of all replicas together; 0: one a core */
     int32_t cpu_activations; /* enum cpu_activations */
-    int32_t tensor_parallel_size, data_parallel_size;
     bool enforce_eager;
+
+    /* Replicas: data_parallel_size copies of the model, each over tensor_parallel_size devices */
+    int32_t data_parallel_size, tensor_parallel_size; /* tensor 0: auto */
+    double step_timeout_s;
+    bool engine_process;
+    int32_t routing_policy;     /* enum option_routing, which is enum route_policy */
+    const char *session_header; /* in lower case, or NULL */
 
     /* Server */
     const char *host;
@@ -73,6 +83,8 @@ struct options {
     size_t max_body_bytes, max_header_bytes, max_output_bytes;
     int32_t max_connections;
 
+    int argc; /* as given, for the engines' own command lines */
+    char *const *argv;
     struct buf changed; /* "flag=value …" of what was given, keys left out; for the log */
     char **_owned;      /* private: strings made here */
     int32_t _owned_count;

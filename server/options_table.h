@@ -15,7 +15,9 @@ enum option_kind {
     OPTION_BOOL,       /* --x and --no-x */
     OPTION_CHOICE,     /* stores the index of the name */
     OPTION_CHOICE_I32, /* stores the number itself */
-    OPTION_DEVICE,     /* the index of the name, and a number behind a colon in device_ordinal */
+    OPTION_I32_AUTO,   /* as OPTION_I32, or "auto", which is 0 */
+    OPTION_HEADER,     /* the name of a header field, kept in lower case */
+    OPTION_DEVICE,     /* the index of the name, and the numbers behind a colon in devices */
 };
 
 struct option_row {

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "server/api.h"
 #include "server/serve.h"
 
@@ -24,10 +25,18 @@ static enum small_route route_find(const char *path) {
     return ROUTE_NONE;
 }
 
-const struct engine_stats *serve_stats(struct serve *serve, struct engine_stats *out) {
-    if (!serve->app.engine) return NULL;
-    engine_stats(serve->app.engine, out);
-    return out;
+int32_t serve_replicas(const struct serve *serve, struct health_replica out[HEALTH_REPLICAS_MAX]) {
+    int32_t count = serve->app.replicas ? replicas_count(serve->app.replicas) : 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct replica_report report;
+        replicas_report(serve->app.replicas, i, &report);
+        out[i].known = replicas_stats(serve->app.replicas, i, &out[i].stats);
+        out[i].up = report.state == REPLICA_UP;
+        out[i].state = replica_state_name(report.state);
+        out[i].pid = report.pid;
+        out[i].deaths = report.deaths;
+    }
+    return count;
 }
 
 static bool route_open(const struct serve *serve, enum small_route route) {
@@ -48,31 +57,57 @@ static int on_head(void *user, struct http_exchange *x) {
     if (route != ROUTE_NONE) return method_small(route, path, http_method(x)) ? 0 : 405;
     int status = api_known(path, http_method(x));
     if (status) return status;
-    return serve->ready && !serve->app.draining ? 0 : 503;
+    bool admin = strncmp(path, "/admin/", 7) == 0 && serve->app.replicas;
+    return admin || (serve->ready && !serve->app.draining) ? 0 : 503;
+}
+
+static void retry_header(const struct serve *serve, struct http_exchange *x) {
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%d", replicas_retry_after_s(serve->app.replicas));
+    http_add_header(x, "Retry-After", seconds);
 }
 
 static void health_reply(struct serve *serve, struct http_exchange *x, enum health_probe probe) {
-    struct engine_stats stats;
+    struct health_replica replicas[HEALTH_REPLICAS_MAX];
     struct buf body = {0};
-    int status =
-        health_answer(&serve->health, probe, serve_stats(serve, &stats), serve->app.draining, clock_now_ns(), &body);
+    int32_t count = serve_replicas(serve, replicas);
+    int status = health_answer(&serve->health, probe, replicas, count, serve->app.draining, clock_now_ns(), &body);
+    if (status == 503 && serve->health.started && !serve->app.draining) retry_header(serve, x);
     http_reply(x, status, "application/json", body.data, body.bytes);
     buf_deinit(&body);
 }
 
+static void metrics_fill(const struct serve *serve, int32_t count, struct metrics_replica *out) {
+    for (int32_t i = 0; i < count; i++) {
+        struct replica_report report;
+        replicas_report(serve->app.replicas, i, &report);
+        out[i].known = replicas_stats(serve->app.replicas, i, &out[i].stats);
+        out[i].state = replica_state_name(report.state);
+        out[i].starts = report.starts;
+        out[i].deaths = report.deaths;
+        out[i].requests_retried = report.requests_retried;
+        out[i].requests_failed = report.requests_failed;
+        out[i].last_start_seconds = report.last_start_seconds;
+    }
+}
+
 static void metrics_reply(struct serve *serve, struct http_exchange *x) {
-    struct engine_stats stats;
     struct buf body = {0};
+    int32_t count = serve->app.replicas ? replicas_count(serve->app.replicas) : 0;
+    struct metrics_replica *replicas = mem_zalloc((size_t)count + 1, sizeof *replicas);
+    metrics_fill(serve, count, replicas);
     struct metrics_scrape scrape = {
-        .engine = serve_stats(serve, &stats),
-        .info = serve->app.engine ? engine_info(serve->app.engine) : NULL,
+        .replicas = replicas,
+        .count = count,
+        .info = serve->app.info,
         .connections = http_server_connections(serve->app.http),
-        .ready = serve->ready && !serve->app.draining,
+        .ready = serve->ready && !serve->app.draining && replicas_up(serve->app.replicas) > 0,
         .start_seconds = serve->start_seconds,
         .prefix_caching = serve->options.enable_prefix_caching,
     };
     metrics_write(serve->metrics, &scrape, &body);
     http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", body.data, body.bytes);
+    mem_free(replicas);
     buf_deinit(&body);
 }
 

@@ -1,156 +1,22 @@
-/* Opening the model off the loop, so that health answers meanwhile, and telling what was opened. */
-#include <errno.h>
+/* Opening the front's text off the loop, so that health answers meanwhile, and telling what the engines opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/options_table.h"
+#include "server/engine_setup.h"
 #include "server/serve.h"
 
-#define TEMPLATE_BYTES_MAX ((size_t)1024 * 1024)
-
-static int format_refuse(const struct serve *serve, struct err *err) {
-    struct stat info;
-    if (serve->options.load_format != LOAD_FORMAT_SAFETENSORS) return 0;
-    if (stat(serve->model.path, &info) == 0 && S_ISDIR(info.st_mode)) return 0;
-    return err_set_field(err, ERR_INVALID, "--load-format",
-                         "--load-format safetensors takes a folder, and %.200s is a file", serve->model.path);
-}
-
-static const char *choice_name(const char *flag, int32_t choice) {
-    for (int32_t i = 0; i < option_row_count; i++)
-        if (strcmp(option_rows[i].flag, flag) == 0) return option_rows[i].choices[choice];
-    return "";
-}
-
-/* With a device named, what it cannot do is known before anything is opened; with auto the engine says it. */
-static int device_refuse(const struct options *o, struct err *err) {
-    bool cpu = o->device == DEVICE_CPU, cuda = o->device == DEVICE_CUDA;
-    int32_t kv = o->kv_cache_dtype, dtype = o->dtype;
-    if (kv == OPTION_KV_FP8 || (cpu && kv == OPTION_KV_BF16) || (cuda && (kv == OPTION_KV_F16 || kv == OPTION_KV_F32)))
-        return err_set_field(err, ERR_UNSUPPORTED, "--kv-cache-dtype",
-                             "--kv-cache-dtype takes auto, f16 or f32 on the CPU, and auto or bf16 on CUDA, not %s",
-                             choice_name("kv-cache-dtype", kv));
-    if (dtype == OPTION_DTYPE_F16 || (cpu && dtype == OPTION_DTYPE_BF16) || (cuda && dtype == OPTION_DTYPE_F32))
-        return err_set_field(err, ERR_UNSUPPORTED, "--dtype",
-                             "--dtype takes auto or float32 on the CPU, and auto or bfloat16 on CUDA: what the device "
-                             "computes in; not %s",
-                             choice_name("dtype", dtype));
-    return 0;
-}
-
-static enum dtype kv_dtype_of(const struct options *o) {
-    static const enum dtype dtypes[] = {[OPTION_KV_AUTO] = DTYPE_COUNT,
-                                        [OPTION_KV_F16] = DTYPE_F16,
-                                        [OPTION_KV_F32] = DTYPE_F32,
-                                        [OPTION_KV_BF16] = DTYPE_BF16,
-                                        [OPTION_KV_FP8] = DTYPE_COUNT}; /* refused before */
-    return dtypes[o->kv_cache_dtype];
-}
-
-static enum dtype dtype_of(const struct options *o) {
-    static const enum dtype dtypes[] = {[OPTION_DTYPE_AUTO] = DTYPE_COUNT,
-                                        [OPTION_DTYPE_F32] = DTYPE_F32,
-                                        [OPTION_DTYPE_F16] = DTYPE_F16,
-                                        [OPTION_DTYPE_BF16] = DTYPE_BF16};
-    return dtypes[o->dtype];
-}
-
-static void engine_options_fill(struct serve *serve, struct engine_options *e) {
-    static const char *const kernels[] = {NULL, "sm_90a", "portable"};
-    const struct options *o = &serve->options;
-    *e = (struct engine_options){
-        .model_path = serve->model.path,
-        .backend = {.device = (enum device_kind)o->device,
-                    .ordinal = o->device_ordinal,
-                    .cuda_kernels = kernels[o->cuda_kernels],
-                    .batch_invariant = o->batch_invariant,
-                    .threads = o->threads,
-                    .cpu_activations = (enum cpu_activations)o->cpu_activations},
-        .on_events = bridge_events,
-        .user = &serve->bridge,
-        .dtype = dtype_of(o),
-        .kv_dtype = kv_dtype_of(o),
-        .block_size = o->block_size,
-        .max_model_len = o->max_model_len,
-        .max_num_seqs = o->max_num_seqs,
-        .max_num_batched_tokens = o->max_num_batched_tokens,
-        .max_num_mixed_tokens = o->max_num_mixed_tokens,
-        .memory_utilization = o->gpu_memory_utilization,
-        .max_queued_requests = o->max_num_queued_reqs,
-        .long_prefill_threshold = o->long_prefill_token_threshold,
-        .kv_cache_bytes = o->kv_cache_memory_bytes,
-        .prefix_caching = o->enable_prefix_caching,
-        .eager = o->enforce_eager,
-        .dummy_weights = o->load_format == LOAD_FORMAT_DUMMY,
-        .seed = o->seed,
-    };
-}
-
-static char *template_read(const char *path, struct err *err) {
-    FILE *file = fopen(path, "r");
-    if (!file) {
-        err_set_field(err, ERR_NOT_FOUND, "--chat-template", "--chat-template: cannot read %.200s: %s", path,
-                      strerror(errno));
-        return NULL;
-    }
-    char *source = mem_zalloc(TEMPLATE_BYTES_MAX + 1, 1);
-    size_t bytes = fread(source, 1, TEMPLATE_BYTES_MAX, file);
-    bool more = fgetc(file) != EOF;
-    fclose(file);
-    if (!more && strlen(source) == bytes) return source;
-    mem_free(source);
-    err_set_field(err, ERR_INVALID, "--chat-template", "--chat-template: %.200s is no text file below 1 MiB", path);
-    return NULL;
-}
-
-static int text_load(struct serve *serve, struct err *err) {
-    struct text_options options = {0};
-    char *source = NULL;
-    if (serve->options.chat_template && !(source = template_read(serve->options.chat_template, err))) return err->code;
-    options.chat_template = source;
-    options.stand_in = serve->options.load_format == LOAD_FORMAT_DUMMY;
-    int code = text_open(serve->model.path, &options, &serve->load.text, err);
-    mem_free(source);
-    return code;
-}
-
-static void *text_thread(void *argument) {
-    struct serve *serve = argument;
-    struct serve_load *load = &serve->load;
-    int64_t begin_ns = clock_now_ns();
-    load->text_code = text_load(serve, &load->text_err);
-    load->text_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
-    return NULL;
-}
-
-/* Weights and tokenizer side by side: neither needs the other until the first request. */
 static void *load_thread(void *argument) {
     struct serve *serve = argument;
     struct serve_load *load = &serve->load;
-    struct engine_options options;
-    struct err err = {0};
-    pthread_t text;
     int64_t begin_ns = clock_now_ns();
-    bool beside = pthread_create(&text, NULL, text_thread, serve) == 0;
-    engine_options_fill(serve, &options);
-    int code = engine_open(&options, &load->engine, &err);
-    load->engine_seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
-    if (beside)
-        pthread_join(text, NULL);
-    else
-        text_thread(serve);
-    load->failed_at = code ? "model" : "tokenizer";
-    if (code)
-        load->err = err;
-    else if (load->text_code)
-        load->err = load->text_err;
-    else if (engine_set_text(load->engine, load->text, &err))
-        load->err = err;
+    const struct engine_setup setup = {&serve->options, serve->model.path, 0};
+    struct err err;
+    if (engine_setup_text(&setup, &load->text, &err)) load->err = err; /* else it may tell of what was tried */
+    load->seconds = (double)(clock_now_ns() - begin_ns) * 1e-9;
     atomic_store(&load->finished, true);
     uv_async_send(&load->done);
     return NULL;
@@ -158,7 +24,6 @@ static void *load_thread(void *argument) {
 
 int serve_load_start(struct serve *serve, uv_async_cb on_done, struct err *err) {
     struct serve_load *load = &serve->load;
-    if (format_refuse(serve, err) || device_refuse(&serve->options, err)) return err->code;
     uv_async_init(&serve->loop, &load->done, on_done);
     load->done.data = serve;
     int code = pthread_create(&load->thread, NULL, load_thread, serve);
@@ -190,7 +55,7 @@ static double mib(size_t bytes) {
 }
 
 void serve_report(const struct serve *serve) {
-    const struct engine_info *i = engine_info(serve->load.engine);
+    const struct engine_info *i = serve->app.info;
     struct log_quoted device = log_quote(i->backend.name), types = log_quote(i->weight_types);
     bool cuda = i->backend.device == DEVICE_CUDA;
     if (cuda)
@@ -218,7 +83,7 @@ void serve_report(const struct serve *serve) {
                     "why=%s", log_quote(unread).text);
     const struct buf *changed = &serve->options.changed;
     log_info("configuration", "given=%s", log_quote(changed->bytes ? changed->data : "").text);
-    log_info("phase", "name=tokenizer seconds=%.3f beside=model", serve->load.text_seconds);
+    log_info("phase", "name=tokenizer seconds=%.3f beside=model", serve->load.seconds);
     for (int32_t p = 0; p < i->phase_count; p++)
         log_info("phase", "name=%s seconds=%.3f", log_quote(i->phases[p].name).text, i->phases[p].seconds);
 }

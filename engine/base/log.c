@@ -9,10 +9,14 @@
 
 #include "engine/base/clock.h"
 
-static atomic_int log_level_now = LOG_LEVEL_INFO;
+static atomic_int log_level_now = LOG_LEVEL_INFO, log_replica_now = -1;
 
 void log_set_level(enum log_level level) {
     atomic_store_explicit(&log_level_now, (int)level, memory_order_relaxed);
+}
+
+void log_set_replica(int32_t replica) {
+    atomic_store_explicit(&log_replica_now, replica, memory_order_relaxed);
 }
 
 static size_t stamp_write(char *line, size_t room, enum log_level level) {
@@ -33,6 +37,8 @@ void log_write(enum log_level level, const char *message, const char *format, ..
     size_t used = stamp_write(line, sizeof line, level);
     struct log_quoted quoted = log_quote(message);
     used += (size_t)snprintf(line + used, sizeof line - used, "%s", quoted.text);
+    int replica = atomic_load_explicit(&log_replica_now, memory_order_relaxed);
+    if (replica >= 0) used += (size_t)snprintf(line + used, sizeof line - used, " replica=%d", replica);
     if (format[0]) {
         line[used++] = ' ';
         va_list args;

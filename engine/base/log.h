@@ -8,6 +8,7 @@
 enum log_level { LOG_LEVEL_DEBUG, LOG_LEVEL_INFO, LOG_LEVEL_WARNING, LOG_LEVEL_ERROR };
 
 void log_set_level(enum log_level level);
+void log_set_replica(int32_t replica); /* every line says from now on whose engine wrote it */
 
 /* `message` is the record's msg; `format` gives the further key=value pairs, "" for none. Quote values that may hold
  * spaces with log_quote. */

@@ -115,15 +115,14 @@ class Notify(unittest.TestCase):
                 server.signal(signal.SIGCONT)
                 manager.wait("WATCHDOG=1", 2)
 
-    def test_a_dead_engine_is_silent(self):
-        """The loop goes on, the engine's heart does not beat: silent once health's five seconds are over."""
+    def test_a_dead_engine_is_not_silent(self):
+        """The engine's heart does not beat: that is for the front to mend, which lives and says so."""
         with Manager() as manager:
             with Server(env=manager.environment(200000, QUIRE_FAKE_STALL="2")) as server:
-                server.until(lambda: server.get("/health/live").status == 503, 12)
-                time.sleep(0.2)
+                server.until(lambda: server.get("/health/ready").status == 503, 12)
+                self.assertEqual(server.get("/health/live").status, 200)
                 manager.drain()
-                self.assertEqual(manager.count("WATCHDOG=1", 1.0), 0)
-                self.assertEqual(server.get("/version").status, 200, "it is the engine that is dead, not the server")
+                self.assertGreater(manager.count("WATCHDOG=1", 1.0), 2)
 
     def test_no_watchdog_asked_for(self):
         with Manager() as manager:
@@ -178,14 +177,15 @@ class ProcessOne(unittest.TestCase):
                 with open("/proc/%d/task/%d/children" % (process.pid, process.pid)) as f:
                     one = int(f.read().split()[0])
                 orphan = "(sleep 0.1; exit 3) & exit 0"
+                engines = self.children(one)
                 enter = ["nsenter", "-t", str(one), "-U", "-p", "--preserve-credentials", "sh", "-c"]
                 for _ in range(2):
                     subprocess.run([*enter, orphan], check=True)
-                self.assertTrue(self.children(one), "an orphan becomes the server's child")
+                self.assertGreater(len(self.children(one)), len(engines), "an orphan becomes the server's child")
                 end = time.monotonic() + 8
-                while self.children(one) and time.monotonic() < end:
+                while self.children(one) != engines and time.monotonic() < end:
                     time.sleep(0.05)
-                self.assertEqual(self.children(one), [], "zombies are left")
+                self.assertEqual(self.children(one), engines, "zombies are left")
                 os.kill(one, signal.SIGTERM)  # process 1 gets only the signals that it has a handler for
                 manager.wait("STOPPING=1", 2)
                 self.assertEqual(process.wait(10), 0)

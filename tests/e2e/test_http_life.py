@@ -1,6 +1,5 @@
 """Starting, ending and dying: probes that tell the truth, signals, exit codes."""
 
-import json
 import os
 import re
 import signal
@@ -119,19 +118,26 @@ class Life(unittest.TestCase):
             self.assertLess(time.monotonic() - begun, 1)
 
     def test_engine_dies(self):
+        """A fault ends the engine and its streams; the server starts another one."""
         with Server(env={"QUIRE_FAKE_STEP_US": "5000", "QUIRE_FAKE_DIE_AFTER": "50"}) as server:
             sock, data = begin_stream(server, 8000)
             reply = read_reply(sock, data)
             self.assertIn(b"error", reply.body)
             sock.close()
-            self.assertEqual(server.process.wait(5), 3)
-            self.assertTrue(any("the engine died" in line for line in server.lines))
+            self.assertIn("told to die", server.wait_line("the engine died"))
+            server.until(lambda: server.get("/health/ready").status == 200)
+            self.assertEqual(server.post("/generate", '{"prompt":"hi","max_tokens":3}').status, 200)
+            self.assertEqual(server.metric("quire:replica_deaths_total"), 1)
+            server.signal()
+            self.assertEqual(server.process.wait(5), 0)
 
     def test_no_heartbeat(self):
+        """Its engine is taken for dead and replaced; the front lives."""
         with Server(env={"QUIRE_FAKE_STALL": "2"}) as server:
-            server.until(lambda: server.get("/health").status == 503, 8)
-            self.assertEqual(server.get("/health/live").status, 503)
-            self.assertEqual(json.loads(server.get("/health").body)["status"], "no heartbeat")
+            server.until(lambda: server.get("/health").status == 503, 4)
+            self.assertEqual(server.get("/health/live").status, 200)
+            self.assertIn("heartbeat", server.wait_line("the engine died"))
+            server.wait_line('msg="engine up" replica=0', 5)
 
     def test_request_log(self):
         with Server("--enable-log-requests") as server:

@@ -4,6 +4,7 @@
  *   QUIRE_FAKE_STEP_US   pause between steps (0: as fast as the thread runs); every running sample gets a token a step
  *   QUIRE_FAKE_LOAD_MS   how long opening takes
  *   QUIRE_FAKE_DIE_AFTER steps after which the engine is dead (0: never)
+ *   QUIRE_FAKE_REFUSE    a file: opening fails while it exists
  *   QUIRE_FAKE_STALL     1: never a step, heartbeat goes on; 2: no heartbeat either
  *
  * Tokens are ids whose text is plain ASCII, taken in turn, so the text of a request is the same every time. */
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
@@ -284,6 +286,8 @@ int engine_set_text(struct engine *e, const struct text *text, struct err *err) 
 }
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *err) {
+    const char *refuse = getenv("QUIRE_FAKE_REFUSE");
+    if (refuse && access(refuse, F_OK) == 0) return err_set(err, ERR_NOMEM, "the fake engine was told to refuse");
     struct engine *e = mem_zalloc(1, sizeof *e);
     e->options = *options;
     if (!e->options.max_num_seqs) e->options.max_num_seqs = 64;

@@ -18,8 +18,15 @@
 static struct buf scrape(struct metrics *m, const struct engine_stats *stats) {
     struct buf out = {0};
     struct engine_info info = {.page_size = 64, .pages_total = 10, .kv_dtype = DTYPE_F16, .max_model_len = 2048};
+    const struct metrics_replica replica = {.known = true,
+                                            .state = "up",
+                                            .starts = 3,
+                                            .deaths = 2,
+                                            .requests_retried = 5,
+                                            .requests_failed = 1,
+                                            .stats = *stats};
     struct metrics_scrape from = {
-        .engine = stats, .info = &info, .connections = 3, .ready = true, .start_seconds = 0.25};
+        .replicas = &replica, .count = 1, .info = &info, .connections = 3, .ready = true, .start_seconds = 0.25};
     metrics_write(m, &from, &out);
     return out;
 }
@@ -129,6 +136,36 @@ static void test_counts(void **state) {
     metrics_close(m);
 }
 
+/* Each engine under its label; one that has no snapshot only with what the front knows of it. */
+static void test_replicas(void **state) {
+    struct metrics *m = metrics_open();
+    struct buf out = {0};
+    struct engine_info info = {.page_size = 64, .pages_total = 10, .kv_dtype = DTYPE_F16, .max_model_len = 2048};
+    const struct metrics_replica replicas[3] = {
+        {.known = true, .state = "up", .starts = 1, .stats = {.running = 4, .steps = 7, .step_tokens_sum = 70}},
+        {.known = false, .state = "waiting", .starts = 2, .deaths = 2, .requests_retried = 3, .requests_failed = 9},
+        {.known = true, .state = "draining", .starts = 5, .stats = {.running = 1, .finished = {[FINISH_STOP] = 6}}},
+    };
+    struct metrics_scrape from = {.replicas = replicas, .count = 3, .info = &info, .ready = true};
+    metrics_set_model(m, "m", 2048);
+    metrics_write(m, &from, &out);
+    assert_true(value_of(&out, "vllm:num_requests_running{model_name=\"m\",engine=\"0\"}") == 4);
+    assert_true(value_of(&out, "vllm:num_requests_running{model_name=\"m\",engine=\"2\"}") == 1);
+    assert_null(strstr(out.data, "vllm:num_requests_running{model_name=\"m\",engine=\"1\"}"));
+    assert_true(value_of(&out, "vllm:iteration_tokens_total_sum{model_name=\"m\",engine=\"0\"}") == 70);
+    assert_true(value_of(&out, "vllm:request_success_total{model_name=\"m\",engine=\"2\",finished_reason=\"stop\"}") ==
+                6);
+    assert_true(value_of(&out, "quire:engine_dead{model_name=\"m\",engine=\"1\"}") == 1);
+    assert_true(value_of(&out, "quire:replica_state{model_name=\"m\",engine=\"1\",state=\"waiting\"}") == 1);
+    assert_true(value_of(&out, "quire:replica_state{model_name=\"m\",engine=\"1\",state=\"up\"}") == 0);
+    assert_true(value_of(&out, "quire:replica_starts_total{model_name=\"m\",engine=\"2\"}") == 5);
+    assert_true(value_of(&out, "quire:replica_deaths_total{model_name=\"m\",engine=\"1\"}") == 2);
+    assert_true(value_of(&out, "quire:replica_requests_retried_total{model_name=\"m\",engine=\"1\"}") == 3);
+    assert_true(value_of(&out, "quire:replica_requests_failed_total{model_name=\"m\",engine=\"1\"}") == 9);
+    buf_deinit(&out);
+    metrics_close(m);
+}
+
 /* Without an engine (the model loads) only the front is written. */
 static void test_loading(void **state) {
     struct metrics *m = metrics_open();
@@ -136,7 +173,7 @@ static void test_loading(void **state) {
     struct metrics_scrape from = {0};
     metrics_write(m, &from, &out);
     assert_true(value_of(&out, "quire:ready") == 0);
-    assert_null(strstr(out.data, "num_requests_running"));
+    assert_null(strstr(out.data, "num_requests_running{"));
     buf_deinit(&out);
     metrics_close(m);
 }
@@ -158,10 +195,10 @@ static void test_auth(void **state) {
     assert_true(auth_allows(&auth, NULL));
 }
 
-static void expect_health(const struct health *h, enum health_probe probe, const struct engine_stats *stats,
-                          bool draining, int64_t now_ns, int status, const char *word) {
+static void expect_health(const struct health *h, enum health_probe probe, const struct health_replica *replicas,
+                          int32_t count, bool draining, int64_t now_ns, int status, const char *word) {
     struct buf body = {0};
-    int got = health_answer(h, probe, stats, draining, now_ns, &body);
+    int got = health_answer(h, probe, replicas, count, draining, now_ns, &body);
     if (got != status || !strstr(body.data, word)) fail_msg("wanted %d %s, got %d %s", status, word, got, body.data);
     buf_deinit(&body);
 }
@@ -169,36 +206,48 @@ static void expect_health(const struct health *h, enum health_probe probe, const
 static void test_health(void **state) {
     struct health h = {0};
     int64_t now = 1000 * NS_PER_SECOND;
-    struct engine_stats ok = {.heartbeat_ns = now};
-    expect_health(&h, HEALTH_LIVE, NULL, false, now, 200, "ok");
-    expect_health(&h, HEALTH_READY, NULL, false, now, 503, "loading");
-    expect_health(&h, HEALTH_STARTUP, NULL, false, now, 503, "loading");
-    expect_health(&h, HEALTH_READY, &ok, false, now, 200, "ok");
-    expect_health(&h, HEALTH_STARTUP, &ok, true, now, 200, "ok");
-    expect_health(&h, HEALTH_READY, &ok, true, now, 503, "draining");
-    expect_health(&h, HEALTH_LIVE, &ok, true, now, 200, "ok");
-    struct engine_stats late = {.heartbeat_ns = now - HEALTH_HEARTBEAT_NS - 1};
-    expect_health(&h, HEALTH_LIVE, &late, false, now, 503, "no heartbeat");
-    struct engine_stats dead = {.heartbeat_ns = now, .dead = true};
-    expect_health(&h, HEALTH_LIVE, &dead, false, now, 503, "dead");
-    /* Work began long after the last step: not stalled. No step since then for too long: stalled. */
-    struct engine_stats busy = {.heartbeat_ns = now, .running = 1, .last_step_ns = now - 900 * NS_PER_SECOND};
-    health_tick(&h, &busy, now);
-    expect_health(&h, HEALTH_READY, &busy, false, now + NS_PER_SECOND, 200, "ok");
-    busy.heartbeat_ns = now + HEALTH_STALL_NS + NS_PER_SECOND;
-    health_tick(&h, &busy, now + NS_PER_SECOND);
-    expect_health(&h, HEALTH_READY, &busy, false, busy.heartbeat_ns, 503, "stalled");
-    busy.last_step_ns = busy.heartbeat_ns;
-    expect_health(&h, HEALTH_READY, &busy, false, busy.heartbeat_ns, 200, "ok");
-    busy.running = 0;
-    health_tick(&h, &busy, now);
-    assert_int_equal(h.busy_since_ns, 0);
+    struct health_replica r[2] = {{.state = "starting"}, {.state = "starting"}};
+    expect_health(&h, HEALTH_LIVE, r, 0, false, now, 200, "ok");
+    expect_health(&h, HEALTH_READY, r, 2, false, now, 503, "loading");
+    expect_health(&h, HEALTH_STARTUP, r, 2, false, now, 503, "loading");
+    r[0] = r[1] = (struct health_replica){.up = true, .known = true, .state = "up", .pid = 77};
+    h.started = true;
+    expect_health(&h, HEALTH_READY, r, 2, false, now, 200, "{\"replica\":1,\"state\":\"up\",\"pid\":77");
+    expect_health(&h, HEALTH_STARTUP, r, 2, true, now, 200, "ok");
+    expect_health(&h, HEALTH_READY, r, 2, true, now, 503, "draining");
+    expect_health(&h, HEALTH_LIVE, r, 2, true, now, 200, "ok");
+    /* One is enough, none is not: the front lives on all the same. */
+    r[0] = (struct health_replica){.state = "waiting", .deaths = 3};
+    expect_health(&h, HEALTH_READY, r, 2, false, now, 200, "\"state\":\"waiting\",\"pid\":0,\"deaths\":3}");
+    expect_health(&h, HEALTH_READY, r, 1, false, now, 503, "no engine is up");
+    expect_health(&h, HEALTH_LIVE, r, 1, false, now, 200, "ok");
+    expect_health(&h, HEALTH_STARTUP, r, 1, false, now, 200, "ok");
+}
+
+/* Work began long after the last step: not stalled. No step since then for too long: stalled. */
+static void test_health_stall(void **state) {
+    struct health h = {.started = true};
+    int64_t now = 1000 * NS_PER_SECOND, late = now + HEALTH_STALL_NS + NS_PER_SECOND;
+    struct health_replica r[2] = {{.up = true, .known = true, .state = "up"}, {.state = "waiting"}};
+    r[0].stats = (struct engine_stats){.running = 1, .last_step_ns = now - 900 * NS_PER_SECOND};
+    health_tick(&h, r, 2, now);
+    expect_health(&h, HEALTH_READY, r, 2, false, now + NS_PER_SECOND, 200, "ok");
+    health_tick(&h, r, 2, now + NS_PER_SECOND);
+    expect_health(&h, HEALTH_READY, r, 2, false, late, 503, "stalled");
+    r[1] = (struct health_replica){.up = true, .known = true, .state = "up"};
+    expect_health(&h, HEALTH_READY, r, 2, false, late, 200, "ok"); /* the other one moves */
+    r[0].stats.last_step_ns = late;
+    expect_health(&h, HEALTH_READY, r, 1, false, late, 200, "ok");
+    r[0].stats.running = 0;
+    health_tick(&h, r, 2, now);
+    assert_int_equal(h.busy_since_ns[0], 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text), cmocka_unit_test(test_counts), cmocka_unit_test(test_loading),
-        cmocka_unit_test(test_auth), cmocka_unit_test(test_health),
+        cmocka_unit_test(test_text),     cmocka_unit_test(test_counts), cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_auth),     cmocka_unit_test(test_health), cmocka_unit_test(test_health_stall),
+        cmocka_unit_test(test_replicas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

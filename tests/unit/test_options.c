@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "server/options_table.h"
+#include "server/route.h"
 
 #define ARGS(...)                                                                                                      \
     (char *const[]) {                                                                                                  \
@@ -68,13 +69,33 @@ static void test_values(void **state) {
                            "--max-num-mixed-tokens", "1K"),
                      0);
     assert_int_equal(o.device, DEVICE_CUDA);
-    assert_int_equal(o.device_ordinal, 3);
+    assert_int_equal(o.device_count, 1);
+    assert_int_equal(o.devices[0], 3);
     assert_int_equal(o.cuda_kernels, OPTION_KERNELS_PORTABLE);
     assert_true(o.batch_invariant);
     assert_int_equal(o.max_num_mixed_tokens, 1024);
     options_deinit(&o);
     assert_int_equal(PARSE(&o, &err, "--device=cuda:2", "--device=cuda"), 0);
-    assert_int_equal(o.device_ordinal, 0);
+    assert_int_equal(o.device_count, 0);
+    options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--data-parallel-size", "2", "--tensor-parallel-size=2", "--device",
+                           "cuda:3,1,0,7", "--step-timeout", "2.5", "--no-engine-process", "--routing-policy",
+                           "round-robin", "--session-header", "X-Session-ID"),
+                     0);
+    static const int32_t devices[] = {3, 1, 0, 7};
+    assert_int_equal(o.device_count, 4);
+    assert_memory_equal(o.devices, devices, sizeof devices);
+    assert_int_equal(o.data_parallel_size, 2);
+    assert_int_equal(o.tensor_parallel_size, 2);
+    assert_true(o.step_timeout_s == 2.5);
+    assert_false(o.engine_process);
+    assert_int_equal(o.routing_policy, ROUTE_ROUND_ROBIN);
+    assert_string_equal(o.session_header, "x-session-id");
+    options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--tensor-parallel-size", "auto"), 0);
+    assert_int_equal(o.tensor_parallel_size, 0);
+    assert_int_equal(o.routing_policy, ROUTE_PREFIX);
+    assert_null(o.session_header);
     options_deinit(&o);
     assert_int_equal(PARSE(&o, &err, "--enable-log-requests", "--disable-log-requests"), 0);
     assert_false(o.enable_log_requests);
@@ -95,7 +116,10 @@ static void test_mistakes(void **state) {
         {"--port", "nan", "whole number"},
         {"--port", "--host", "needs a value"},
         {"--block-size", "48", "16, 32, 64, 128"},
-        {"--device", "gpu", "auto, cpu, cuda or cuda:N with a number from 0 to 1023, not \"gpu\""},
+        {"--device", "gpu", "auto, cpu, cuda, cuda:N or cuda:N,N... with numbers from 0 to 1023, not \"gpu\""},
+        {"--device", "cuda:0,1,x", "cuda:N,N..."},
+        {"--device", "cuda:0,", "cuda:N,N..."},
+        {"--device", "cuda:0,1,0", "names cuda:0 twice"},
         {"--device", "cuda:", "cuda:N"},
         {"--device", "cuda:1x", "cuda:N"},
         {"--device", "cuda:-1", "cuda:N"},
@@ -105,8 +129,12 @@ static void test_mistakes(void **state) {
         {"--gpu-memory-utilization", "1.1", "from 0.01 to 1"},
         {"--seed", "-1", "2^64-1"},
         {"--seed", "18446744073709551616", "2^64-1"},
-        {"--tensor-parallel-size", "2", "only 1 works"},
-        {"--data-parallel-size", "8", "only 1 works"},
+        {"--tensor-parallel-size", "0", "from 1 to 64"},
+        {"--tensor-parallel-size", "some", "takes auto or a whole number from 1 to 64"},
+        {"--data-parallel-size", "65", "from 1 to 64"},
+        {"--step-timeout", "0", "from 0.1 to 3600"},
+        {"--routing-policy", "random", "prefix, least-loaded, round-robin"},
+        {"--session-header", "X Session", "the name of a header field"},
         {"--metrics-auth=maybe", "x", "true or false"},
         {"--no-metrics-auth=true", "x", "takes no value"},
         {"--no-port", "1", "no flag --no-port"},
@@ -129,6 +157,21 @@ static void test_mistakes(void **state) {
     struct err err = {0};
     assert_int_not_equal(PARSE(&o, &err, "--port"), 0);
     assert_non_null(strstr(err.text, "needs a value"));
+    options_deinit(&o);
+}
+
+/* More devices than there are: the arithmetic. */
+static void test_devices(void **state) {
+    struct options o;
+    struct err err = {0};
+    assert_int_equal(
+        PARSE(&o, &err, "--device", "cuda:0,1,2", "--data-parallel-size", "2", "--tensor-parallel-size", "2"),
+        ERR_INVALID);
+    assert_non_null(
+        strstr(err.text, "--data-parallel-size 2 x --tensor-parallel-size 2 = 4 devices, and --device names 3"));
+    options_deinit(&o);
+    assert_int_equal(PARSE(&o, &err, "--data-parallel-size", "9", "--tensor-parallel-size", "8"), ERR_INVALID);
+    assert_non_null(strstr(err.text, "= 72 devices, at most 64"));
     options_deinit(&o);
 }
 
@@ -196,8 +239,9 @@ static void test_table(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_values),   cmocka_unit_test(test_mistakes),
-        cmocka_unit_test(test_environment), cmocka_unit_test(test_key_file), cmocka_unit_test(test_table),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_values),      cmocka_unit_test(test_mistakes),
+        cmocka_unit_test(test_devices),  cmocka_unit_test(test_environment), cmocka_unit_test(test_key_file),
+        cmocka_unit_test(test_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
