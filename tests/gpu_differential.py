@@ -2,6 +2,7 @@
 """Quire's logits beside transformers', on random-initialised Llama checkpoints with real shapes.
 
 usage: tests/gpu_differential.py [--build DIR] [--device cuda|cpu] [--models 1b,8b4,...] [--kernels sm_90a,portable]
+                                 [--tensor-parallel-size N]
                                  [--tiny] [--keep DIR]
 
 Each checkpoint is made with torch in bf16, saved as safetensors, and run by build/tools/model_logits through a script
@@ -179,6 +180,8 @@ def ours(args, folder, script, kernels, work):
         f.write("\n".join(script.lines) + "\n")
     command = [os.path.join(args.build, "tools", "model_logits"), folder, lines, out, "--device", args.device]
     command += ["--tokens", "8192", "--kv", "bf16" if args.device == "cuda" else "f32"]
+    if args.tensor_parallel_size > 1:
+        command += ["--tensor-parallel-size", str(args.tensor_parallel_size)]
     if kernels:
         command += ["--kernels", kernels]
     r = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -302,6 +305,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", default="1b,8b4,1b-plain")
     parser.add_argument("--kernels", default="sm_90a,portable")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--keep")
     args = parser.parse_args()

@@ -2,7 +2,7 @@
  * implementation (tests/gpu_differential.py).
  *
  * usage: model_logits MODEL SCRIPT OUT [--device cpu|cuda|cuda:N] [--kernels sm_90a|portable] [--kv f32|f16|bf16]
- *                     [--seqs N] [--tokens N] [--len N] [--page-size N] [--pages N]
+ *                     [--tensor-parallel-size N] [--seqs N] [--tokens N] [--len N] [--page-size N] [--pages N]
  *
  * SCRIPT is lines of words:
  *   feed SLOT START WANTS ID...   these tokens of the slot's sequence; logits of the last WANTS of them
@@ -182,6 +182,8 @@ static void option_set(struct options *o, const char *name, const char *value) {
         o->model.limits.max_model_len = atoi(value);
     } else if (strcmp(name, "--page-size") == 0) {
         o->model.limits.page_size = atoi(value);
+    } else if (strcmp(name, "--tensor-parallel-size") == 0) {
+        o->model.limits.ranks = atoi(value);
     } else if (strcmp(name, "--pages") == 0) {
         o->model.pages_total = atoi(value);
     } else {

@@ -11,8 +11,10 @@
 #include "engine/base/arena.h"
 #include "engine/base/mem.h"
 #include "engine/model/model.h"
+#include "engine/ranks.h"
 
 struct run {
+    struct ranks *ranks; /* NULL: one, which is `model` */
     struct backend *backend;
     struct model_files *files;
     struct model *model;
@@ -59,6 +61,22 @@ static inline bool run_skipped(void) {
     return true;
 }
 
+/* On devices 0 .. ranks - 1. */
+static inline int run_open_ranks(struct run *r, const char *path, const struct backend_options *backend, int32_t ranks,
+                                 const struct model_options *options, struct err *err) {
+    struct ranks_options o = {.backend = *backend, .count = ranks, .timeout_ns = (int64_t)20000000000};
+    struct model_options sharded = *options;
+    for (int32_t i = 0; i < ranks; i++) o.ordinals[i] = i;
+    sharded.limits.ranks = ranks;
+    sharded.no_stack = true;
+    int rc = ranks_open(&o, &r->ranks, err);
+    if (rc == 0) rc = model_files_open(path, &r->files, err);
+    if (rc == 0) rc = ranks_load(r->ranks, r->files, &sharded, err);
+    if (rc == 0) r->model = ranks_model(r->ranks, 0);
+    if (rc == 0) r->backend = ranks_backend(r->ranks);
+    return rc;
+}
+
 static inline int run_open(struct run *r, const char *path, const struct backend_options *backend,
                            const struct model_options *options, struct err *err) {
     *r = (struct run){.limits = options->limits, .pages_total = options->pages_total, .next_page = 1};
@@ -66,6 +84,7 @@ static inline int run_open(struct run *r, const char *path, const struct backend
     r->pages = mem_zalloc((size_t)r->limits.max_num_seqs * (size_t)r->max_pages, sizeof *r->pages);
     r->shared = mem_zalloc((size_t)r->limits.max_num_seqs, sizeof *r->shared);
     arena_init(&r->arena);
+    if (options->limits.ranks > 1) return run_open_ranks(r, path, backend, options->limits.ranks, options, err);
     int rc = backend_open(backend, &r->backend, err);
     if (rc == 0 && options->dummy_weights) rc = model_files_open_shapes(path, &r->files, err);
     if (rc == 0 && !options->dummy_weights) rc = model_files_open(path, &r->files, err);
@@ -73,9 +92,10 @@ static inline int run_open(struct run *r, const char *path, const struct backend
 }
 
 static inline void run_close(struct run *r) {
-    model_close(r->model);
+    ranks_close(r->ranks);
+    if (!r->ranks) model_close(r->model);
     model_files_close(r->files);
-    backend_close(r->backend);
+    if (!r->ranks) backend_close(r->backend);
     arena_deinit(&r->arena);
     mem_free(r->pages);
     mem_free(r->shared);
@@ -167,7 +187,10 @@ static inline const struct batch *run_batch(struct run *r, struct arena *arena, 
 static inline const float *run_step(struct run *r, const struct feed *feeds, int32_t count, struct err *err) {
     arena_reset(&r->arena);
     const struct batch *batch = run_batch(r, &r->arena, feeds, count);
-    if (model_launch(r->model, batch, &r->arena, err) || model_wait(r->model, batch, &r->results, err)) return NULL;
+    int rc = r->ranks ? ranks_launch(r->ranks, batch, &r->arena, err) : model_launch(r->model, batch, &r->arena, err);
+    if (rc == 0)
+        rc = r->ranks ? ranks_wait(r->ranks, batch, &r->results, err) : model_wait(r->model, batch, &r->results, err);
+    if (rc) return NULL;
     return model_logits(r->model, batch);
 }
 
