@@ -119,10 +119,11 @@ class Confined(unittest.TestCase):
         done = subprocess.run(self.confined(sys.executable, "-c", script), capture_output=True, text=True)
         self.assertEqual(done.stdout.split(), ["30", "13", "1"], done.stderr)
 
-    def serves(self, *flags):
+    def serves(self, layout):
         given = {k: v for k, v in unit_environment().items() if "%" not in v and "/" not in v}
+        given.update(layout)
         body = {"model": "default", "prompt": "One, two, three,", "max_tokens": 6, "temperature": 0}
-        with Server(*flags, env=given, model=default_model(), launcher=self.confined()) as server:
+        with Server("--threads", "1", env=given, model=default_model(), launcher=self.confined()) as server:
             reply = server.post("/v1/completions", json.dumps(body))
             self.assertEqual(reply.status, 200, reply.body)
             self.assertIn("four", json.loads(reply.body)["choices"][0]["text"])
@@ -130,7 +131,13 @@ class Confined(unittest.TestCase):
             self.assertEqual(server.process.wait(20), 0)
 
     def test_serves(self):
-        self.serves("--device", "cpu", "--threads", "1")
+        """In each file's layout, on the CPU; the default model has nine heads: three ranks share them, two cannot."""
+        given = [{**env_file(layout), "QUIRE_DEVICE": "cpu"} for layout in LAYOUTS]
+        self.assertEqual(given[1]["QUIRE_TENSOR_PARALLEL_SIZE"], "2")
+        given[1]["QUIRE_TENSOR_PARALLEL_SIZE"] = "3"
+        for one in given:
+            del one["QUIRE_MODEL"], one["QUIRE_HOST"], one["QUIRE_PORT"]
+            self.serves(one)
 
 
 if __name__ == "__main__":
