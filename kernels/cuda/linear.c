@@ -53,19 +53,22 @@ void cuda_linear_close(struct backend *backend) {
  * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
  * up to 16 rows the kernel that streams rows is ahead (8B at 1 row: 3.6 ms, the library 4.2; 1B: 0.63 and 0.92).
  * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and where they fill the
- * GPU evenly for up to 64 rows (o and down of 8B: 13 and 34 us, the library 15 and 35) or for many (8B at 2048 rows:
- * 36.4 ms, the library 39.1); the library for the rest, save few rows of small matrices. Quantised weights, odd strides
- * and batch-invariant results are the portable kernels' alone. */
+ * GPU evenly for up to 64 rows (o and down of 8B: 13 and 34 us, the library 15 and 35) or, of long sums, for many; the
+ * library for the rest, save few rows of small matrices. Of many rows the limit is power: after a second the clock is
+ * 1400 to 1500 MHz, where down reaches 665 TFLOP/s by tiles and 650 by the library, o 620 and 654, q, k and v 640 and
+ * 655. Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
 
 enum route { ROUTE_MMA, ROUTE_ROWS, ROUTE_SM90, ROUTE_GEMM };
 
 /* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
-enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20, STREAM_ROWS = 64, MANY_ROWS = 2048, MANY_COLS = 4096, HEAD_OUT = 65536 };
+enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20 };
+enum { STREAM_ROWS = 64, STREAM_COLS = 4096, MANY_ROWS = 2048, MANY_COLS = 8192, HEAD_OUT = 65536 };
 
 static bool tiles_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
     if (p->gated || p->bias) return true;
-    const bool rows = p->rows <= STREAM_ROWS || p->rows >= MANY_ROWS;
-    return rows && p->cols >= MANY_COLS && p->out < HEAD_OUT && linear_sm90_fill(sm90, p) >= 0.9;
+    const bool stream = p->rows <= STREAM_ROWS && p->cols >= STREAM_COLS;
+    const bool many = p->rows >= MANY_ROWS && p->cols > MANY_COLS;
+    return (stream || many) && p->out < HEAD_OUT && linear_sm90_fill(sm90, p) >= 0.9;
 }
 
 static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {

@@ -59,7 +59,7 @@ struct product {
     int box; /* tokens that each block fetches for both: no more than there are, as what lies outside is slow to fetch
               */
     bool gated, gelu, accumulate, out_f32;
-    bool boxes;  /* y is written by tensor copies, in chunks of tokens; else value by value */
+    bool boxes;  /* y is written by tensor copies (and read, where added to), in chunks of tokens; else by value */
     bool stream; /* weights are read once */
 };
 
@@ -126,8 +126,14 @@ static __device__ __forceinline__ void pair_store(const product &p, int token, i
     value_store(p, token, row + 8, s[2] + add_lower), value_store(p, token + 1, row + 8, s[3] + add_lower);
 }
 
+/* Two neighbours as bf16, what is stored of them added first. */
+static __device__ __forceinline__ uint32_t pack_onto(uint32_t old, float low, float high) {
+    const float2 before = __bfloat1622float2(reinterpret_cast<__nv_bfloat162 &>(old));
+    return pack(low + before.x, high + before.y);
+}
+
 /* One chunk of tokens, tiles of 8 from FIRST on, as bf16 into shared memory: [token][64 rows, or 32 where gated], the
- * swizzle of the tensor copy that takes it from there. */
+ * swizzle of the tensor copy that takes it from there. Where y is added to, it lies there already. */
 template <class F, int FIRST>
 static __device__ __forceinline__ void chunk_fill(const product &p, const float (&d)[F::NT * 4], uint32_t base,
                                                   int warp, int lane, float add_upper, float add_lower) {
@@ -145,23 +151,58 @@ static __device__ __forceinline__ void chunk_fill(const product &p, const float 
                                           activate(s[5] + add_upper, p.gelu) * (s[7] + add_lower)));
         } else {
             const int to = first + lane / 16 * 8, piece = 2 * warp + (lane / 8 & 1);
-            sm90::store_transposed_4(base + to * 128 + (piece ^ (to & 7)) * 16,
-                                     pack(s[0] + add_upper, s[1] + add_upper), pack(s[2] + add_lower, s[3] + add_lower),
-                                     pack(s[4] + add_upper, s[5] + add_upper),
-                                     pack(s[6] + add_lower, s[7] + add_lower));
+            const uint32_t at = base + to * 128 + (piece ^ (to & 7)) * 16;
+            if (p.accumulate) {
+                const uint4 old = sm90::load_transposed_4(at);
+                sm90::store_transposed_4(at, pack_onto(old.x, s[0] + add_upper, s[1] + add_upper),
+                                         pack_onto(old.y, s[2] + add_lower, s[3] + add_lower),
+                                         pack_onto(old.z, s[4] + add_upper, s[5] + add_upper),
+                                         pack_onto(old.w, s[6] + add_lower, s[7] + add_lower));
+            } else {
+                sm90::store_transposed_4(
+                    at, pack(s[0] + add_upper, s[1] + add_upper), pack(s[2] + add_lower, s[3] + add_lower),
+                    pack(s[4] + add_upper, s[5] + add_upper), pack(s[6] + add_lower, s[7] + add_lower));
+            }
         }
     }
 }
 
-/* Chunks from FIRST on that lie in [first, last). */
+/* A warpgroup's room for chunks: BUFFERS of them, and barriers for what y had before, where it is added to. */
+struct chunk_room {
+    uint32_t at, came; /* came: [BUFFERS] barriers */
+    uint32_t phases;   /* a bit a buffer */
+};
+
+/* By one thread, when the chunk that was there has left: y's values of the tiles of tokens from `tile` on. */
+template <class F>
+static __device__ __forceinline__ void chunk_ask(const CUtensorMap *map_y, const chunk_room &room, int row, int token,
+                                                 int tile) {
+    const int buffer = tile / (CHUNK / 8) % F::BUFFERS;
+    sm90::barrier_expect(room.came + 8 * buffer, CHUNK_BYTES);
+    sm90::copy_box(room.at + buffer * CHUNK_BYTES, map_y, room.came + 8 * buffer, row, token + tile * 8,
+                   sm90::policy_last());
+}
+
+/* Chunks from FIRST on that lie in [first, last). Where y is added to, the first BUFFERS have been asked for. */
 template <class F, int FIRST>
 static __device__ __forceinline__ void
 chunks_store(const product &p, const CUtensorMap *map_y, const float (&d)[F::NT * 4], int row, int token, int first,
-             int last, uint32_t room, int group, int thread, float add_upper, float add_lower) {
+             int last, chunk_room &room, int group, int thread, float add_upper, float add_lower) {
     if (FIRST >= first && FIRST < last) {
-        const uint32_t base = room + FIRST / (CHUNK / 8) % F::BUFFERS * CHUNK_BYTES;
-        if (thread == 0) sm90::copies_wait_read<F::BUFFERS - 1>(); /* what was in this place has left it */
-        sm90::named_sync<128>(1 + group);
+        constexpr int BUFFER = FIRST / (CHUNK / 8) % F::BUFFERS;
+        const uint32_t base = room.at + BUFFER * CHUNK_BYTES;
+        if (p.accumulate) {
+            const int behind = FIRST + (F::BUFFERS - 1) * (CHUNK / 8); /* into the place of the chunk before this one */
+            if (thread == 0 && FIRST > first && behind < last) {
+                sm90::copies_wait_read<0>();
+                chunk_ask<F>(map_y, room, row, token, behind);
+            }
+            sm90::barrier_wait(room.came + 8 * BUFFER, room.phases >> BUFFER & 1);
+            room.phases ^= 1u << BUFFER;
+        } else {
+            if (thread == 0) sm90::copies_wait_read<F::BUFFERS - 1>(); /* what was in this place has left it */
+            sm90::named_sync<128>(1 + group);
+        }
         chunk_fill<F, FIRST>(p, d, base, thread / 32, thread % 32, add_upper, add_lower);
         sm90::fence_for_copies();
         sm90::named_sync<128>(1 + group);
@@ -178,7 +219,7 @@ chunks_store(const product &p, const CUtensorMap *map_y, const float (&d)[F::NT 
 /* Sums of tokens [first, last) tiles of 8 to y. row: of the warpgroup's first; room: its two chunks. */
 template <class F>
 static __device__ __forceinline__ void results_store(const product &p, const CUtensorMap *map_y, float (&d)[F::NT * 4],
-                                                     int row, int token, int first, int last, uint32_t room,
+                                                     int row, int token, int first, int last, chunk_room &room,
                                                      int group) {
     int thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread)); /* else addresses of all tiles are kept in registers from item to item */
@@ -275,7 +316,7 @@ static __device__ __forceinline__ void parts_join(const product &p, float (&d)[F
 
 /* What the two sides of the ring share: shared-memory addresses, and who this block is. */
 struct place {
-    uint32_t stages, full, empty, room; /* [STAGES] stages, barriers of filled and of free ones; chunks of results */
+    uint32_t stages, full, empty, room, came; /* [STAGES] stages, barriers of filled and free ones; chunk_room's two */
     int rank, cluster, clusters;
 };
 
@@ -323,12 +364,20 @@ static __device__ __forceinline__ void stages_multiply(const product &p, const C
                                                        int group) {
     const int signal = threadIdx.x % 128; /* threads 0 and 1 tell block 0 and 1 that a stage is free */
     float d[F::NT * 4];
+    chunk_room room = {at.room + group * F::BUFFERS * CHUNK_BYTES, at.came + 8 * group * F::BUFFERS, 0};
     int slot = 0;
     uint32_t phase = 0;
     grid_wait();
     for (int index = at.cluster; index < p.now.items; index += at.clusters) {
         const item it = item_of(p.now, index, F::BN);
         const int begin = part_begin(p.now, it.part), end = part_begin(p.now, it.part + 1);
+        const int row = it.row + at.rank * TILE_ROWS + group * 64;
+        const int first = F::NT / p.now.split * it.part, last = first + F::NT / p.now.split;
+        if (p.boxes && p.accumulate && signal == 0) { /* y comes while the products are made */
+            sm90::copies_wait_read<0>();
+            for (int i = 0, n = first; i < F::BUFFERS && n < last; i++, n += CHUNK / 8)
+                chunk_ask<F>(map_y, room, row, it.token, n);
+        }
         for (int step = begin; step < end; step++) {
             sm90::barrier_wait(at.full + 8 * slot, phase);
             const uint32_t stage = at.stages + slot * F::STAGE_BYTES;
@@ -347,14 +396,11 @@ static __device__ __forceinline__ void stages_multiply(const product &p, const C
 #pragma unroll
         for (int i = 0; i < F::NT * 4; i++) asm volatile("" : "+f"(d[i])::"memory");
         if (signal < 2) sm90::barrier_arrive_at(at.empty + 8 * (slot ? slot - 1 : F::STAGES - 1), signal);
-        int first = 0, last = F::NT;
         if (p.now.split > 1) {
-            first = F::NT / p.now.split * it.part, last = first + F::NT / p.now.split;
             const int live = (p.rows - it.token + 7) / 8; /* tiles of 8 that have tokens */
             parts_join<F>(p, d, it.tile * 2 + at.rank, it.part, first, last, live);
         }
-        results_store<F>(p, map_y, d, it.row + at.rank * TILE_ROWS + group * 64, it.token, first, last,
-                         at.room + group * F::BUFFERS * CHUNK_BYTES, group);
+        results_store<F>(p, map_y, d, row, it.token, first, last, room, group);
     }
     if (signal == 0) sm90::copies_wait();
 }
@@ -369,13 +415,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
     place at;
     at.stages = (sm90::shared_of(shared_raw) + 1023) / 1024 * 1024;
     at.room = at.stages + F::STAGES * F::STAGE_BYTES;
-    at.full = at.room + F::OUT_BYTES, at.empty = at.full + 8 * F::STAGES;
+    at.full = at.room + F::OUT_BYTES, at.empty = at.full + 8 * F::STAGES, at.came = at.empty + 8 * F::STAGES;
     at.rank = (int)sm90::cluster_rank(), at.cluster = (int)blockIdx.x / 2, at.clusters = (int)gridDim.x / 2;
     if (threadIdx.x == 0) {
         for (int s = 0; s < F::STAGES; s++) {
             sm90::barrier_init(at.full + 8 * s, 1);
             sm90::barrier_init(at.empty + 8 * s, 4); /* two warpgroups of two blocks */
         }
+        for (int i = 0; i < 2 * F::BUFFERS; i++) sm90::barrier_init(at.came + 8 * i, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sm90::cluster_sync();
@@ -510,8 +557,8 @@ extern "C" int linear_sm90_launch(const struct linear_sm90 *s, cudaStream_t stre
     p.rows = rows, p.out = args->out, p.now = work_of(s, rows, args->out, args->cols, bn);
     p.gated = args->gated, p.gelu = args->activation == ACTIVATION_GELU_TANH;
     p.accumulate = args->accumulate, p.out_f32 = args->out_f32;
-    p.boxes = !args->out_f32 && !args->accumulate && args->y_stride % 8 == 0 && (uintptr_t)args->y % 16 == 0 &&
-              bn / p.now.split % CHUNK == 0;
+    p.boxes =
+        !args->out_f32 && args->y_stride % 8 == 0 && (uintptr_t)args->y % 16 == 0 && bn / p.now.split % CHUNK == 0;
     p.stream = p.now.tiles_n == 1;
     p.box = p.stream ? (rows + 15) / 16 * 8 : bn / 2; /* whole repeats of the swizzle */
     maps m = {};

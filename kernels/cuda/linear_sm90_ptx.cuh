@@ -194,6 +194,8 @@ template <int N> struct wgmma;
                  "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "    \
                  "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
+SM90_WGMMA(16, 8, SM90_LIST_8, 8, 9, 10)
+SM90_WGMMA(32, 16, SM90_LIST_16, 16, 17, 18)
 SM90_WGMMA(64, 32, SM90_LIST_32, 32, 33, 34)
 SM90_WGMMA(128, 64, SM90_LIST_64, 64, 65, 66)
 SM90_WGMMA(256, 128, SM90_LIST_128, 128, 129, 130)
@@ -206,6 +208,16 @@ static __device__ __forceinline__ void store_transposed_4(uint32_t to, uint32_t 
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
+}
+
+/* The same way back. */
+static __device__ __forceinline__ uint4 load_transposed_4(uint32_t from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
 }
 
 static __device__ __forceinline__ void store_transposed_2(uint32_t to, uint32_t a, uint32_t b) {

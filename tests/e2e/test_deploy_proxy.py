@@ -80,6 +80,7 @@ class Both:
     def test_spread(self):
         before = self.taken()
         streams = [begin(self.proxy.port, 60)[0] for _ in range(6)]
+        self.servers[0].until(lambda: sum(self.taken()) == sum(before) + 6)
         after = self.taken()
         for sock in streams:
             sock.close()
@@ -87,7 +88,7 @@ class Both:
 
     def test_disconnect_reaches_the_engine(self):
         streams = [begin(self.proxy.port, 4000)[0] for _ in range(4)]
-        self.assertEqual(sum(self.running()), 4)
+        self.servers[0].until(lambda: sum(self.running()) == 4)  # what metrics tell is a moment old
         for sock in streams:
             sock.close()
         begun = time.monotonic()
@@ -102,6 +103,7 @@ class Both:
             before = self.taken()
             for _ in range(3):
                 self.assertEqual(ask(self.proxy.port, headers={"X-Session-Id": "s%d" % session})[0], 200)
+            self.servers[0].until(lambda: sum(self.taken()) == sum(before) + 3)
             grown = [b - a for a, b in zip(before, self.taken())]
             self.assertIn(grown, ([3, 0], [0, 3]))
             used.add(grown.index(3))
