@@ -17,6 +17,7 @@ static void engine_free(struct engine *engine) {
     arena_deinit(&engine->arenas[0]);
     arena_deinit(&engine->arenas[1]);
     buf_deinit(&engine->events);
+    buf_deinit(&engine->keys);
     queue_deinit(&engine->inbox);
     pthread_cond_destroy(&engine->answered);
     pthread_mutex_destroy(&engine->mutex);

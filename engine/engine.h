@@ -24,6 +24,9 @@ struct text;
  * quickly. */
 typedef void engine_events_fn(void *user, const void *records, size_t bytes);
 
+/* As engine_events_fn, with whole struct key_change. */
+typedef void engine_keys_fn(void *user, const struct key_change *changes, size_t count);
+
 struct engine_options {
     const char *model_path;
     const struct text *text;          /* borrowed; immutable after start; NULL: engine_set_text follows */
@@ -33,6 +36,7 @@ struct engine_options {
     enum comm_kind comm;              /* how CUDA ranks talk */
     int64_t step_timeout_ns;          /* of a rank's wait for another one; 0: 10 s */
     engine_events_fn *on_events;
+    engine_keys_fn *on_keys; /* of the prefix index, once a step at most; NULL: nobody wants to know */
     void *user;
     enum dtype dtype;      /* of activations; DTYPE_COUNT: the device's, the only one it has */
     enum dtype kv_dtype;   /* DTYPE_COUNT: the device's own (f16 on the CPU, bf16 on CUDA) */

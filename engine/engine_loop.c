@@ -227,7 +227,16 @@ static void outputs_take(struct engine *engine) {
     }
 }
 
+static void keys_send(struct engine *engine) {
+    if (engine->keys.bytes == 0) return;
+    engine->options.on_keys(engine->options.user, (const void *)engine->keys.data,
+                            engine->keys.bytes / sizeof(struct key_change));
+    buf_clear(&engine->keys);
+}
+
+/* Keys first: who hears of a request's end knows of its pages. */
 static void events_send(struct engine *engine) {
+    keys_send(engine);
     if (engine->events.bytes == 0) return;
     engine->options.on_events(engine->options.user, engine->events.data, engine->events.bytes);
     if (engine->events.capacity > EVENTS_KEEP_BYTES)

@@ -72,6 +72,7 @@ struct engine {
     struct arena arenas[2];
     struct admission *admissions; /* alive */
     struct buf events;            /* of this turn */
+    struct buf keys;              /* struct key_change of this turn */
     struct engine_stats stats;
     int64_t drain_deadline_ns; /* 0: not draining */
     bool closing, audited_idle;

@@ -44,6 +44,12 @@ static void info_fill(struct engine *engine, const struct plan *plan) {
     info->kv_bytes_per_token = memory->kv_token_bytes;
 }
 
+static void on_key(void *user, struct hash128 key, int change) {
+    struct engine *engine = user;
+    struct key_change record = {.lo = key.lo, .hi = key.hi, .change = (uint32_t)change};
+    buf_append(&engine->keys, &record, sizeof record);
+}
+
 static int sched_build(struct engine *engine, const struct plan *plan, struct err *err) {
     const struct model_limits *limits = &plan->limits;
     const struct engine_options *o = &engine->options;
@@ -59,6 +65,8 @@ static int sched_build(struct engine *engine, const struct plan *plan, struct er
         .lookahead = engine->ahead ? 1 : 0,
         .vocab = engine->info.vocab,
         .prefix_caching = o->prefix_caching,
+        .on_key = o->on_keys ? on_key : NULL,
+        .user = engine,
         .hash_key = o->prefix_key.k0 | o->prefix_key.k1 ? o->prefix_key : hash_key_random(),
     };
     return sched_open(&options, &engine->sched, err);

@@ -58,6 +58,13 @@ static void on_events(void *user, const void *records, size_t bytes) {
     pthread_mutex_unlock(&host->mutex);
 }
 
+static void on_keys(void *user, const struct key_change *changes, size_t count) {
+    struct host *host = user;
+    pthread_mutex_lock(&host->mutex);
+    news_write(host, NEWS_KEYS, changes, count * sizeof *changes);
+    pthread_mutex_unlock(&host->mutex);
+}
+
 /* The engine would not have it although its front thought so: each sample ends with the reason. */
 static void refusal_write(struct host *host, const struct request *request, const struct err *why) {
     struct buf events = {0};
@@ -184,6 +191,7 @@ static void *load_thread(void *argument) {
     bool wanted = host->options->text_open != NULL;
     pthread_t text;
     options.on_events = on_events;
+    options.on_keys = host->options->keys ? on_keys : NULL;
     options.user = host;
     options.prefix_key = link_prefix_key(host->link);
     bool beside = wanted && pthread_create(&text, NULL, text_thread, &load) == 0;

@@ -11,6 +11,7 @@ struct host_options {
     /* Opens the text beside the engine; NULL: the engine gets none. The host closes it. */
     int (*text_open)(void *user, struct text **out, struct err *err);
     void *user;
+    bool keys;      /* tells of its prefix index */
     int parent_pid; /* a process: ends when this is no longer its parent; 0: a thread */
 };
 

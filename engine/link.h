@@ -80,20 +80,14 @@ struct order {
 };
 
 /* ---- news: what comes from it ------------------------------------------------------------------------------------
- * Every record begins with its bytes, then its kind: NEWS_EVENT is followed by the struct events of one turn. */
+ * Every record begins with its bytes, then its kind: NEWS_EVENTS is followed by the struct events of one turn,
+ * NEWS_KEYS by struct key_change. */
 
 enum news_kind { NEWS_EVENTS = 1, NEWS_KEYS };
 
 struct news {
     uint32_t bytes; /* this head counted in, a multiple of 8 */
     uint32_t kind;
-};
-
-/* NEWS_KEYS: pages that entered or left the prefix index, in order. `added` 0: left; 2: all have left. */
-struct news_key {
-    uint64_t lo, hi;
-    uint32_t added;
-    uint32_t reserved;
 };
 
 #endif

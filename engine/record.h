@@ -54,6 +54,13 @@ struct request {
     struct span bias;     /* float, as many */
 };
 
+/* A change of an engine's prefix index, in the order in which they came. */
+struct key_change {
+    uint64_t lo, hi;
+    uint32_t change; /* 0: left, 1: came, 2: all have left */
+    uint32_t reserved;
+};
+
 enum finish_reason {
     FINISH_NONE,
     FINISH_STOP,     /* an end id, a stop id or a stop string */

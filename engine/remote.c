@@ -256,7 +256,7 @@ static bool events_check(const char *at, size_t bytes) {
 static bool news_check(const struct news *news) {
     size_t bytes = news->bytes - sizeof *news;
     if (news->kind == NEWS_EVENTS) return events_check((const char *)(news + 1), bytes);
-    return news->kind == NEWS_KEYS && bytes % sizeof(struct news_key) == 0;
+    return news->kind == NEWS_KEYS && bytes % sizeof(struct key_change) == 0;
 }
 
 /* Hands on what is whole; false: it makes no sense. */

@@ -44,6 +44,8 @@ int kvcache_open(const struct kvcache_options *options, struct kvcache **out, st
     cache->gather = mem_zalloc((size_t)options->page_size, sizeof *cache->gather);
     for (int32_t g = 0; g < options->group_count; g++)
         pool_init(&cache->pools[g], options->pages_total[g], options->page_size, options->prefix_caching);
+    cache->pools[0].on_key = options->on_key;
+    cache->pools[0].user = options->user;
     *out = cache;
     return 0;
 }

@@ -32,12 +32,19 @@
 
 struct kvcache; /* opaque */
 
+/* A page came into the index of the first group or left it, or all left. Called from inside the call that did it, so it
+ * only takes note. */
+enum kv_key_change { KV_KEY_LEFT, KV_KEY_CAME, KV_KEY_ALL_LEFT };
+typedef void kv_key_fn(void *user, struct hash128 key, int change); /* enum kv_key_change */
+
 struct kvcache_options {
     int32_t page_size; /* tokens a page, the same in every group */
     int32_t group_count;
     int32_t pages_total[KV_GROUPS_MAX]; /* [group_count] the dummy counted in: pages_total - 1 can be given out */
     bool prefix_caching;
     struct hash_key hash_key; /* of the index: nobody outside can choose collisions */
+    kv_key_fn *on_key;        /* NULL: nobody wants to know */
+    void *user;
 };
 
 /* Where a sequence has its pages. The memory is the caller's (kv_table_bytes), the content the cache's. */

@@ -12,6 +12,10 @@ struct hash128 page_key(const struct kvcache *cache, struct hash128 parent, cons
     return prefix_key(cache->hash_key, parent, salt, tokens, cache->page_size);
 }
 
+static void key_tell(const struct kv_pool *pool, struct hash128 key, enum kv_key_change change) {
+    if (pool->on_key) pool->on_key(pool->user, key, (int)change);
+}
+
 static inline bool hash_same(struct hash128 a, struct hash128 b) {
     return a.lo == b.lo && a.hi == b.hi;
 }
@@ -42,6 +46,7 @@ void index_insert(struct kv_pool *pool, int32_t page_size, int32_t page, struct 
     p->chain = *bucket;
     *bucket = page;
     if (parent) pool->pages[parent].children++;
+    key_tell(pool, key, KV_KEY_CAME);
 }
 
 void index_remove(struct kv_pool *pool, int32_t page) {
@@ -56,6 +61,7 @@ void index_remove(struct kv_pool *pool, int32_t page) {
     p->indexed = false;
     if (p->parent) pool->pages[p->parent].children--;
     p->parent = 0;
+    key_tell(pool, p->key, KV_KEY_LEFT);
 }
 
 void index_clear(struct kv_pool *pool) {
@@ -71,4 +77,5 @@ void index_clear(struct kv_pool *pool) {
         pool->pages[page].place = PAGE_FREE;
         list_push(pool, &pool->free, page);
     }
+    key_tell(pool, (struct hash128){0}, KV_KEY_ALL_LEFT);
 }

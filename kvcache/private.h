@@ -29,6 +29,8 @@ struct kv_pool {
     int32_t pages_total; /* the dummy counted in */
     struct page_list free, cached, limbo;
     uint64_t evictions;
+    kv_key_fn *on_key; /* NULL: not the first group, or nobody wants to know */
+    void *user;
 };
 
 struct kvcache {

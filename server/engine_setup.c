@@ -121,6 +121,7 @@ void engine_setup_fill(struct engine_setup *setup, struct host_options *out) {
     static const char *const kernels[] = {NULL, "sm_90a", "portable"};
     const struct options *o = setup->options;
     *out = (struct host_options){.text_open = text_open_for_host, .user = setup};
+    out->keys = o->data_parallel_size > 1 && o->routing_policy == OPTION_ROUTING_PREFIX && o->enable_prefix_caching;
     out->engine = (struct engine_options){
         .model_path = setup->model_path,
         .backend = {.device = (enum device_kind)o->device,

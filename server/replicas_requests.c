@@ -177,14 +177,14 @@ static void events_pass(const struct replicas *all, const char *from, const char
     if (from < to) all->callbacks.on_events(all->callbacks.user, from, (size_t)(to - from));
 }
 
-static void keys_take(struct replica *r, const struct news_key *keys, size_t count) {
+static void keys_take(struct replica *r, const struct key_change *keys, size_t count) {
     struct route *route = r->all->route;
     if (!route || r->state != REPLICA_UP) return;
     for (size_t i = 0; i < count; i++) {
         struct hash128 key = {keys[i].lo, keys[i].hi};
-        if (keys[i].added == 2)
+        if (keys[i].change == 2)
             route_keys_cleared(route, r->index);
-        else if (keys[i].added)
+        else if (keys[i].change)
             route_key_added(route, r->index, key);
         else
             route_key_removed(route, r->index, key);
@@ -195,7 +195,7 @@ void replica_news(void *user, const struct news *news) {
     struct replica *r = user;
     const char *at = (const char *)(news + 1), *end = (const char *)news + news->bytes, *from = at;
     if (news->kind == NEWS_KEYS) {
-        keys_take(r, (const void *)at, (size_t)(end - at) / sizeof(struct news_key));
+        keys_take(r, (const void *)at, (size_t)(end - at) / sizeof(struct key_change));
         return;
     }
     while (at < end) {

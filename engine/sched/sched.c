@@ -81,7 +81,9 @@ int sched_open(const struct sched_options *options, struct sched **out, struct e
                                     .group_count = 1,
                                     .pages_total = {options->pages_total},
                                     .prefix_caching = options->prefix_caching,
-                                    .hash_key = options->hash_key};
+                                    .hash_key = options->hash_key,
+                                    .on_key = options->on_key,
+                                    .user = options->user};
     int rc = options_check(options, err);
     if (rc) return rc;
     struct sched *sched = mem_zalloc(1, sizeof *sched);

@@ -31,6 +31,9 @@ struct sched_options {
     int32_t vocab;
     bool prefix_caching;
     struct hash_key hash_key; /* of the prefix index */
+    /* Hears of its changes, as kv_key_fn in kvcache.h; NULL: nobody wants to know. */
+    void (*on_key)(void *user, struct hash128 key, int change);
+    void *user;
 };
 
 enum seq_state { SEQ_WAITING, SEQ_PREFILL, SEQ_DECODE, SEQ_PREEMPTED, SEQ_FINISHED };

@@ -14,6 +14,7 @@ from http_support import Server, default_model, post, read_reply
 
 ROUNDS = 20 if os.environ.get("QUIRE_LONG") else 3
 SLOW = float(os.environ.get("QUIRE_TEST_SLOW", "1"))  # a sanitizer's build: the bounds times this
+RANKS = ("--device", "cpu", "--kv-cache-memory-bytes", "64M", "--tensor-parallel-size", "3")
 KEY = "Authorization: Bearer secret\r\n"
 STEP = {"QUIRE_FAKE_STEP_US": "5000"}
 
@@ -403,6 +404,44 @@ class Golden(Base):
         self.wait_up(server, 2, victim["last_start_seconds"] + 5)
         self.assertLess(time.monotonic() - begun, (victim["last_start_seconds"] + 5.5) * SLOW)
         self.assertEqual(self.answers(server), one)
+
+    def test_prefixes(self):
+        """Each document's questions go to the engine that has it."""
+        flags = ("--device", "cpu", "--kv-cache-memory-bytes", "64M", "--block-size", "16", "--max-model-len", "1024")
+        server = self.server(2, *flags, model=default_model())
+        documents = [("Document %d says: " % i) + "the tide of number %d comes and goes. " % i * 30 for i in range(4)]
+        for question in ("Who?", "What?", "When?", "Where?"):
+            for text in documents:
+                ask = {"model": "default", "prompt": text + question, "max_tokens": 2, "temperature": 0}
+                self.assertEqual(server.post("/v1/completions", json.dumps(ask), KEY).status, 200)
+        looked_up = server.metric("vllm:prefix_cache_queries_total")
+        self.assertGreater(server.metric("vllm:prefix_cache_hits_total") / looked_up, 0.65)  # at best 0.75
+        for i in (0, 1):  # both have some
+            self.assertGreater(submitted(server, i, "default"), 0)
+
+    def test_ranks(self):
+        """Two replicas of three ranks each answer as one of them does."""
+        one = self.answers(self.server(1, *RANKS, model=default_model()))
+        server = self.server(2, *RANKS, "--routing-policy", "round-robin", model=default_model())
+        self.assertEqual(self.answers(server), one)
+
+    def test_fault_of_a_rank(self):
+        """The device call of one rank's thread fails: that is the end of its engine alone."""
+        for _ in range(ROUNDS):
+            flags = (*RANKS, "--routing-policy", "round-robin")
+            server = self.server(2, *flags, env={"QUIRE_FAULT": "rank:1,step:40,fail"}, model=default_model())
+            body = {"model": "default", "prompt": "Count: one, two,", "max_tokens": 60, "temperature": 0, "stream": True}
+            begun = time.monotonic()
+            reply = server.post("/v1/completions", json.dumps({**body, "ignore_eos": True}), KEY)
+            self.assertIn(b'"error"', reply.body)
+            self.assertTrue(reply.body.endswith(b"data: [DONE]\n\n"))
+            server.wait_line("the engine died")
+            self.assertLess(time.monotonic() - begun, 20 * SLOW)
+            self.assertEqual([r["deaths"] for r in replicas(server)], [1, 0])
+            self.assertIn("rank 1", replicas(server)[0]["last_death"])
+            again = server.post("/v1/completions", json.dumps({**body, "max_tokens": 10, "stream": False}), KEY)
+            self.assertEqual(again.status, 200)
+            self.wait_up(server, 2, replicas(server)[1]["last_start_seconds"] + 5)
 
 
 if __name__ == "__main__":
