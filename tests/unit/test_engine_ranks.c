@@ -129,7 +129,7 @@ static void test_faults(void **state) {
         int32_t errors = 0;
         for (int32_t id = 1; id < 12; id++) errors += c.samples[id][0].finish == FINISH_ERROR;
         assert_true(errors > 0);
-        assert_true(seconds < 2);
+        assert_true(seconds < 6); /* on a busy machine */
         int64_t give_up_ns = clock_now_ns() + 10 * NS_PER_SECOND;
         do { /* the snapshot follows the last events */
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
