@@ -157,8 +157,7 @@ static int rank_load(struct rank *rank, const struct job *job, struct err *err) 
 
 /* Has the fault that was asked for come? */
 static bool rank_faulty(const struct rank *rank, enum fault_kind kind, uint64_t step) {
-    const struct fault *fault = &rank->ranks->fault;
-    return fault->kind == kind && fault->rank == rank->index && fault->step == step;
+    return fault_comes(&rank->ranks->fault, kind, rank->index, step);
 }
 
 static int rank_launch(struct rank *rank, const struct job *job, struct err *err) {

@@ -126,7 +126,8 @@ static void test_results_hash(void **state) {
 }
 
 static void test_fault_parse(void **state) {
-    static const char *const wrong[] = {"rank", "rank:1", "rank:1,step:2,", "rank:1,step:2,die", "rank:1,step:2 "};
+    static const char *const wrong[] = {
+        "rank", "rank:1", "rank:1,step:2,", "rank:1,step:2,die", "rank:1,step:2 ", "rank:1,step:2,once:here"};
     struct fault fault;
     struct err err = {0};
     assert_int_equal(fault_parse(NULL, &fault, &err), 0);
@@ -137,6 +138,17 @@ static void test_fault_parse(void **state) {
     assert_int_equal(fault.step, 20);
     assert_int_equal(fault_parse("rank:0,step:3,stall", &fault, &err), 0);
     assert_int_equal(fault.kind, FAULT_STALL);
+    assert_true(fault_comes(&fault, FAULT_STALL, 0, 3));
+    assert_false(fault_comes(&fault, FAULT_STALL, 0, 4) || fault_comes(&fault, FAULT_STALL, 1, 3) ||
+                 fault_comes(&fault, FAULT_FAIL, 0, 3));
+    char name[] = "/tmp/quire-fault-XXXXXX", text[64];
+    close(mkstemp(name));
+    snprintf(text, sizeof text, "rank:2,step:5,once:%s", name);
+    assert_int_equal(fault_parse(text, &fault, &err), 0);
+    assert_false(fault_comes(&fault, FAULT_FAIL, 2, 4));
+    assert_true(fault_comes(&fault, FAULT_FAIL, 2, 7));
+    assert_false(fault_comes(&fault, FAULT_FAIL, 2, 8)); /* the file is gone */
+    assert_int_not_equal(access(name, F_OK), 0);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(fault_parse(wrong[i], &fault, &err), ERR_INVALID);
 }
