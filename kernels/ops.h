@@ -30,6 +30,9 @@ struct weight_part {
     enum dtype dtype;
     int64_t rows;
     size_t stride_bytes; /* from a row to the next; 0: one behind the other (a slice of columns has more) */
+    /* Where the slice begins in its matrix, and the columns of that (0: `cols`): weight_dummy makes the same values in
+     * a slice as in the whole. first_col: a multiple of 32, of 8 where the dtype has no blocks. */
+    int64_t first_row, first_col, whole_cols;
 };
 
 enum weight_flags {

@@ -40,9 +40,16 @@ int weight_prepare(struct backend *backend, const struct weight_part *parts, int
 int weight_dummy(struct backend *backend, const struct weight_part *parts, int32_t part_count, int64_t cols,
                  unsigned flags, uint64_t seed, struct weight **out, struct err *err) {
     int64_t rows;
+    bool whole = true;
     if (!backend->table->weight_dummy)
         return err_set(err, ERR_UNSUPPORTED, "this device makes no random weights of its own");
-    if (!parts_rows(parts, part_count, cols, flags, &rows))
+    for (int32_t i = 0; i < part_count; i++) {
+        const struct weight_part *part = &parts[i];
+        const int64_t step = dtype_info(part->dtype)->block_values > 1 ? dtype_info(part->dtype)->block_values : 8;
+        whole = whole && part->first_row >= 0 && part->first_col >= 0 && part->first_col % step == 0 &&
+                (part->whole_cols == 0 || part->first_col + cols <= part->whole_cols);
+    }
+    if (!whole || !parts_rows(parts, part_count, cols, flags, &rows))
         return err_set(err, ERR_INVALID, "a weight of %lld columns in %d parts breaks the contract", (long long)cols,
                        part_count);
     return backend->table->weight_dummy(backend, parts, part_count, rows, cols, flags, seed, out, err);

@@ -104,7 +104,7 @@ static int shard_settle(struct model *model, const struct model_files *files, co
     model->limits.ranks = model->shard.ranks;
     model->vocab_slice = shard_vocab(files->spec.vocab, model->shard.ranks);
     model->logits_stride = (int64_t)model->vocab_slice * model->shard.ranks;
-    return shard_spec(&files->spec, model->shard.ranks, &model->spec, err);
+    return shard_spec(files, model->backend, model->shard.ranks, &model->spec, err);
 }
 
 int model_set_sample_vocab(struct model *model, int32_t vocab, struct err *err) {

@@ -6,8 +6,10 @@
 
 #include "engine/model/model_private.h"
 
-static uint64_t dummy_next(uint64_t *state) { /* splitmix64 */
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+#define DUMMY_STEP UINT64_C(0x9e3779b97f4a7c15)
+
+static uint64_t dummy_next(uint64_t *state) { /* splitmix64: the n-th value is a function of seed + n steps */
+    uint64_t z = *state += DUMMY_STEP;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -57,12 +59,21 @@ static void fill_blocks(enum dtype dtype, double size, uint64_t *state, unsigned
     }
 }
 
-void dummy_fill(enum dtype dtype, int64_t cols, int64_t rows, uint64_t seed, void *data) {
-    double size = 1 / sqrt((double)cols);
-    uint64_t state = seed;
-    int32_t block = dtype_info(dtype)->block_values;
-    if (block == 1)
-        fill_plain(dtype, (int)floor(log2(size)), &state, data, (size_t)(cols * rows));
-    else
-        fill_blocks(dtype, size, &state, data, (size_t)(cols / block * rows));
+/* The values before those of a row take one draw each, a block as many as its quants have words. */
+void dummy_fill(const struct weight_part *part, int64_t cols, uint64_t seed, void *data) {
+    const int64_t whole = part->whole_cols ? part->whole_cols : cols;
+    const struct dtype_info *dtype = dtype_info(part->dtype);
+    const bool plain = dtype->block_values == 1, one = part->dtype == DTYPE_Q4_1 || part->dtype == DTYPE_Q5_1;
+    const int64_t draws = plain ? 1 : (dtype->block_bytes - (one ? 4 : 2) + 7) / 8;
+    const double size = 1 / sqrt((double)whole);
+    const size_t count = (size_t)(cols / dtype->block_values), row_bytes = count * (size_t)dtype->block_bytes;
+    for (int64_t row = 0; row < part->rows; row++) {
+        const int64_t before = ((part->first_row + row) * whole + part->first_col) / dtype->block_values * draws;
+        uint64_t state = seed + (uint64_t)before * DUMMY_STEP;
+        unsigned char *out = (unsigned char *)data + (size_t)row * row_bytes;
+        if (plain)
+            fill_plain(part->dtype, (int)floor(log2(size)), &state, out, count);
+        else
+            fill_blocks(part->dtype, size, &state, out, count);
+    }
 }

@@ -190,7 +190,8 @@ static void embed(struct pass *p) {
     struct model *model = p->model;
     const struct inputs *in = p->in;
     const bool ranks = model->shard.ranks > 1;
-    void *part = model_at(model, model->at.delta[2]);
+    /* Of a model of one layer a step that samples nothing has no other sum between two embeddings: in place. */
+    void *part = model->spec.layers > 1 ? model_at(model, model->at.delta[2]) : p->x;
     const struct op_embed_args args = {.table = model->embed,
                                        .token_ids = in->token_ids,
                                        .token_slots = in->token_slots,

@@ -38,9 +38,6 @@ static int graph_record(struct model *model, const struct inputs *in, struct err
     rc = model_forward(model, in, err);
     int end = backend_graph_end(model->backend, &place->graph, rc ? &end_err : err);
     if (rc || end) return rc ? rc : end;
-    place->rows = in->rows;
-    place->stacked = model_stack_serves(model, in->rows);
-    model->graph_count++;
     model->stats.graph_captures++;
     model->stats.graph_capture_ns += (uint64_t)(clock_now_ns() - begin_ns);
     return 0;
@@ -52,22 +49,34 @@ int model_decode(struct model *model, const struct inputs *in, struct err *err) 
     model->stats.stack_steps += stacked;
     if (!model->graphs_on) return model_forward(model, in, err);
     struct decode_graph *found = graph_find(model, in->rows, stacked);
-    if (found) {
+    if (found && found->graph) {
         model->stats.graph_replays++;
         return backend_graph_launch(model->backend, found->graph, err);
     }
     int rc = model_forward(model, in, err);
-    if (rc || model->graph_count == MODEL_GRAPHS_MAX) return rc;
+    if (rc || found || model->graph_count == MODEL_GRAPHS_MAX) return rc;
     struct err why = {0};
-    if (graph_record(model, in, &why)) graphs_give_up(model, &why);
+    model->graphs[model->graph_count] = (struct decode_graph){.rows = in->rows, .stacked = stacked};
+    rc = model->graphs_failed ? 0 : graph_record(model, in, &why);
+    model->graph_count++;
+    if (rc) graphs_give_up(model, &why);
     return 0; /* the step itself is under way */
 }
 
 /* The device's memory is most likely what a recording lacks; steps run without it. After a fault of the device every
- * further call fails, so that the fence behind this step tells of it. */
+ * further call fails, so that the fence behind this step tells of it. One of several ranks goes on to pad its steps and
+ * to count what would be recorded, since all must make the same collectives. */
 void graphs_give_up(struct model *model, const struct err *why) {
     log_warning("a decode step cannot be recorded: all go op by op from here on, which takes longer", "why=%s",
                 log_quote(why->text).text);
+    if (model->shard.ranks > 1) {
+        model->graphs_failed = true;
+        for (int32_t i = 0; i < model->graph_count; i++) {
+            backend_graph_free(model->backend, model->graphs[i].graph);
+            model->graphs[i].graph = NULL;
+        }
+        return;
+    }
     model->graphs_on = false;
     graphs_free(model);
 }

@@ -100,7 +100,7 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
     struct model_spec spec;
     size_t layer_page_bytes;
     int rc = limits_check(backend, limits, err);
-    if (rc == 0) rc = shard_spec(&files->spec, limits->ranks, &spec, err);
+    if (rc == 0) rc = shard_spec(files, backend, limits->ranks, &spec, err);
     if (rc) return rc;
     if (!workspace_layout(&spec, backend, limits, &workspace) || !kv_page_bytes(&spec, limits, &layer_page_bytes) ||
         !size_mul(layer_page_bytes, (size_t)files->spec.layers, &out->kv_page_bytes))

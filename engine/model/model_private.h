@@ -64,8 +64,8 @@ struct inputs {
 /* A recorded decode step of so many rows. Rows are rounded up so that few numbers of them occur: see decode_rows. */
 struct decode_graph {
     int32_t rows;
-    bool stacked; /* recorded with the decode stack */
-    struct graph *graph;
+    bool stacked;        /* recorded with the decode stack */
+    struct graph *graph; /* NULL: could not be recorded here; the step goes op by op, as padded as on the other ranks */
 };
 
 struct model {
@@ -97,6 +97,7 @@ struct model {
     float *logits_copy; /* [max_num_seqs, vocab] on the host, made by the first model_logits of a device */
 
     bool graphs_on, stack_on;
+    bool graphs_failed; /* of several ranks: none is recorded here any more, while the others go on with theirs */
     struct decode_graph graphs[MODEL_GRAPHS_MAX];
     int32_t graph_count;
     int32_t rows_recorded;      /* model_record_next has been here */
@@ -146,13 +147,14 @@ bool kv_page_bytes(const struct model_spec *spec, const struct model_limits *lim
 
 /* model_shard.c: a rank's share. The spec that a rank computes with: heads, KV heads and feed-forward divided, the rest
  * as it is. ERR_UNSUPPORTED: does not divide; with what would. */
-bool shard_divides(const struct model_spec *spec, int32_t ranks);
-int shard_spec(const struct model_spec *full, int32_t ranks, struct model_spec *out, struct err *err);
+int shard_spec(const struct model_files *files, const struct backend *backend, int32_t ranks, struct model_spec *out,
+               struct err *err);
 int32_t shard_vocab(int32_t vocab, int32_t ranks); /* ids of a slice */
 int32_t shard_vocab_rows(int32_t vocab, const struct shard *shard);
-/* Narrows a tensor of the files to the rank's part. *stride_bytes as in struct weight_part. */
-int shard_tensor(const struct model_files *files, enum tensor_role role, const struct shard *shard,
-                 struct model_tensor *tensor, size_t *stride_bytes, struct err *err);
+/* Narrows a tensor of the files to the rank's part, all but which the part says of it where it lies in the whole. The
+ * model divides (shard_spec). */
+void shard_tensor(const struct model_files *files, enum tensor_role role, const struct shard *shard,
+                  struct model_tensor *tensor, struct weight_part *part);
 
 /* The weights of one fused matrix as parts, ready for weight_prepare. */
 enum fused { FUSED_EMBED, FUSED_OUTPUT, FUSED_QKV, FUSED_O, FUSED_GATE_UP, FUSED_DOWN, FUSED_COUNT };
@@ -163,8 +165,9 @@ int weights_plan(const struct model_files *files, const struct backend *backend,
 int weights_bind(struct model *model, struct model_files *files, const struct model_options *options, struct err *err);
 void weights_free(struct model *model);
 
-/* Fills `data` with values of about the size that a trained matrix of `cols` columns has. */
-void dummy_fill(enum dtype dtype, int64_t cols, int64_t rows, uint64_t seed, void *data);
+/* Fills `data` [part->rows, cols] with values of about the size that a trained matrix of so many columns has: the same
+ * in a slice as in the whole. */
+void dummy_fill(const struct weight_part *part, int64_t cols, uint64_t seed, void *data);
 
 /* model_stack.c: whole decode steps in one op, where the device has it. What it takes of the workspace beforehand; and
  * opening it when weights and pages are in their places. `weight_dtype` DTYPE_COUNT: more than one. */

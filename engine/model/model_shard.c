@@ -7,30 +7,74 @@
 
 #define SLICE_STEP 64 /* ids: what tiles and vectors of every kernel divide */
 
-bool shard_divides(const struct model_spec *spec, int32_t ranks) {
-    bool kv = spec->n_kv_heads >= ranks ? spec->n_kv_heads % ranks == 0 : ranks % spec->n_kv_heads == 0;
-    return spec->n_heads % ranks == 0 && kv && spec->ffn % ranks == 0 && spec->vocab >= ranks;
+#define CUDA_FFN_STEP 8 /* rows of gate and of up that lie side by side there (kernels/cuda/cuda_weight.h) */
+
+/* What a spec does not say but its slices depend on: the largest block of o's and down's columns, and the step of the
+ * feed-forward's width. */
+struct steps {
+    int32_t o, down, ffn;
+};
+
+static int32_t role_block(const struct model_files *files, enum tensor_role role) {
+    int32_t block = 1;
+    struct model_tensor tensor;
+    for (int32_t layer = 0; layer < files->spec.layers; layer++)
+        if (model_files_tensor(files, role, layer, &tensor, NULL) == 0 &&
+            dtype_info(tensor.dtype)->block_values > block)
+            block = dtype_info(tensor.dtype)->block_values;
+    return block;
 }
 
-/* The numbers of ranks up to 64 that would do: "1, 3, 9". */
-static void ranks_list(const struct model_spec *spec, char *out, size_t room) {
+/* Why the model cannot be spread over so many ranks, with the arithmetic; false: it can. */
+static bool divides_not(const struct model_spec *spec, const struct steps *steps, int32_t ranks, char *why,
+                        size_t room) {
+    const int32_t heads = spec->n_heads / ranks, columns = heads * spec->head_dim, ffn = spec->ffn / ranks;
+    if (spec->n_heads % ranks)
+        snprintf(why, room, "%d heads / %d leave a rest of %d", spec->n_heads, ranks, spec->n_heads % ranks);
+    else if (spec->n_kv_heads % ranks && ranks % spec->n_kv_heads)
+        snprintf(why, room, "%d KV heads can neither be divided among %d ranks nor be the same on %d / %d of them",
+                 spec->n_kv_heads, ranks, ranks, spec->n_kv_heads);
+    else if (spec->ffn % ranks)
+        snprintf(why, room, "a feed-forward width of %d / %d leaves a rest of %d", spec->ffn, ranks, spec->ffn % ranks);
+    else if (ffn % steps->ffn)
+        snprintf(why, room, "a feed-forward width of %d / %d = %d is no multiple of %d", spec->ffn, ranks, ffn,
+                 steps->ffn);
+    else if (columns % steps->o)
+        snprintf(why, room, "%d heads / %d * %d = %d columns are no whole blocks of %d quantised values", spec->n_heads,
+                 ranks, spec->head_dim, columns, steps->o);
+    else if (ffn % steps->down)
+        snprintf(why, room, "a feed-forward width of %d / %d = %d is no whole blocks of %d quantised values", spec->ffn,
+                 ranks, ffn, steps->down);
+    else if ((int64_t)shard_vocab(spec->vocab, ranks) * (ranks - 1) >= spec->vocab)
+        snprintf(why, room, "a vocabulary of %d leaves nothing for the last of %d ranks", spec->vocab, ranks);
+    else
+        return false;
+    return true;
+}
+
+/* The numbers of ranks that would do: "1, 3, 9". */
+static void ranks_list(const struct model_spec *spec, const struct steps *steps, char *out, size_t room) {
+    char why[160];
     size_t used = 0;
     out[0] = '\0';
-    for (int32_t ranks = 1; ranks <= 64 && used + 8 < room; ranks++)
-        if (shard_divides(spec, ranks))
+    for (int32_t ranks = 1; ranks <= COMM_RANKS_MAX && used + 8 < room; ranks++)
+        if (ranks == 1 || !divides_not(spec, steps, ranks, why, sizeof why))
             used += (size_t)snprintf(out + used, room - used, "%s%d", used ? ", " : "", ranks);
 }
 
-int shard_spec(const struct model_spec *full, int32_t ranks, struct model_spec *out, struct err *err) {
-    char list[160];
+int shard_spec(const struct model_files *files, const struct backend *backend, int32_t ranks, struct model_spec *out,
+               struct err *err) {
+    char why[160], list[160];
+    const struct model_spec *full = &files->spec;
     *out = *full;
     if (ranks <= 1) return 0;
-    if (!shard_divides(full, ranks)) {
-        ranks_list(full, list, sizeof list);
+    const struct steps steps = {role_block(files, ROLE_O), role_block(files, ROLE_DOWN),
+                                backend_info(backend)->device == DEVICE_CUDA ? CUDA_FFN_STEP : 1};
+    if (divides_not(full, &steps, ranks, why, sizeof why)) {
+        ranks_list(full, &steps, list, sizeof list);
         return err_set_field(err, ERR_UNSUPPORTED, "tensor-parallel-size",
-                             "--tensor-parallel-size %d does not divide this model: %d heads, %d KV heads, a "
-                             "feed-forward width of %d; what does: %s",
-                             ranks, full->n_heads, full->n_kv_heads, full->ffn, list);
+                             "--tensor-parallel-size %d does not divide this model: %s; what does: %s", ranks, why,
+                             list);
     }
     out->n_heads /= ranks;
     out->n_kv_heads = full->n_kv_heads > ranks ? full->n_kv_heads / ranks : 1;
@@ -90,29 +134,26 @@ static struct range role_range(const struct model_spec *full, enum tensor_role r
     }
 }
 
-int shard_tensor(const struct model_files *files, enum tensor_role role, const struct shard *shard,
-                 struct model_tensor *tensor, size_t *stride_bytes, struct err *err) {
-    const struct dtype_info *dtype = dtype_info(tensor->dtype);
+void shard_tensor(const struct model_files *files, enum tensor_role role, const struct shard *shard,
+                  struct model_tensor *tensor, struct weight_part *part) {
     const struct range range = role_range(&files->spec, role, shard);
     size_t row_bytes = 0, first_bytes = 0;
-    *stride_bytes = 0;
-    if (shard->ranks <= 1 || range.count == 0) return 0;
-    if (range.columns && (range.first % dtype->block_values || range.count % dtype->block_values))
-        return err_set_field(err, ERR_UNSUPPORTED, "tensor-parallel-size",
-                             "%s: %s: a rank's %lld columns of %s are no whole blocks of %d values: take a smaller "
-                             "--tensor-parallel-size",
-                             files->label, tensor->name, (long long)range.count, dtype->name, (int)dtype->block_values);
+    *part = (struct weight_part){.whole_cols = tensor->cols};
     dtype_row_bytes(tensor->dtype, tensor->cols, &row_bytes);
-    if (range.columns) {
+    if (shard->ranks > 1 && range.count > 0 && range.columns) {
         dtype_row_bytes(tensor->dtype, range.first, &first_bytes);
-        if (tensor->rows > 1) *stride_bytes = row_bytes;
+        part->first_col = range.first;
+        if (tensor->rows > 1) part->stride_bytes = row_bytes;
         tensor->cols = range.count;
         dtype_row_bytes(tensor->dtype, range.count, &row_bytes);
-    } else {
+    } else if (shard->ranks > 1 && range.count > 0) {
         first_bytes = row_bytes * (size_t)range.first;
+        part->first_row = range.first;
         tensor->rows = range.count;
     }
     if (tensor->data) tensor->data = (const unsigned char *)tensor->data + first_bytes;
     tensor->bytes = row_bytes * (size_t)tensor->rows;
-    return 0;
+    part->data = tensor->data;
+    part->dtype = tensor->dtype;
+    part->rows = tensor->rows;
 }

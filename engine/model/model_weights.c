@@ -35,14 +35,9 @@ static int fused_find(const struct model_files *files, enum fused fused, int32_t
     out->count = row->part_count;
     out->flags = row->flags;
     for (int32_t i = 0; i < row->part_count; i++) {
-        size_t stride = 0;
         int rc = model_files_tensor(files, row->parts[i], layer, &out->tensors[i], err);
-        if (rc == 0) rc = shard_tensor(files, row->parts[i], shard, &out->tensors[i], &stride, err);
         if (rc) return rc;
-        out->parts[i] = (struct weight_part){.data = out->tensors[i].data,
-                                             .dtype = out->tensors[i].dtype,
-                                             .rows = out->tensors[i].rows,
-                                             .stride_bytes = stride};
+        shard_tensor(files, row->parts[i], shard, &out->tensors[i], &out->parts[i]);
         out->cols = out->tensors[i].cols;
     }
     return 0;
@@ -99,7 +94,7 @@ static int plan_one(void *context, enum fused fused, int32_t layer, struct err *
 int weights_plan(const struct model_files *files, const struct backend *backend, int32_t ranks, size_t *bytes,
                  enum dtype *dtype, struct err *err) {
     struct model_spec spec;
-    int rc = shard_spec(&files->spec, ranks, &spec, err);
+    int rc = shard_spec(files, backend, ranks, &spec, err);
     if (rc) return rc;
     struct planner p = {
         .files = files, .backend = backend, .shard = {0, ranks > 1 ? ranks : 1}, .bytes = vectors_bytes(&spec)};
@@ -147,8 +142,9 @@ static int prepare_dummy(struct binder *b, struct fused_parts *parts, struct wei
     unsigned char *scratch = mem_try_alloc(bytes);
     if (!scratch) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of random weights", bytes);
     for (int32_t i = 0; i < parts->count; i++) {
-        dummy_fill(parts->parts[i].dtype, parts->cols, parts->parts[i].rows, seed + ((uint64_t)i << 24), scratch + at);
+        dummy_fill(&parts->parts[i], parts->cols, seed + ((uint64_t)i << 24), scratch + at);
         parts->parts[i].data = scratch + at;
+        parts->parts[i].stride_bytes = 0;
         at += parts->tensors[i].bytes;
     }
     rc = prepare(b, parts, out, err);
@@ -250,10 +246,10 @@ size_t vectors_bytes(const struct model_spec *spec) {
 static int vector_read(const struct binder *b, enum tensor_role role, bool norm, int32_t layer, float *to,
                        int64_t *count, struct err *err) {
     struct model_tensor tensor;
-    size_t stride;
+    struct weight_part part;
     int rc = model_files_tensor(b->files, role, layer, &tensor, err);
-    if (rc == 0) rc = shard_tensor(b->files, role, &b->model->shard, &tensor, &stride, err);
     if (rc) return rc;
+    shard_tensor(b->files, role, &b->model->shard, &tensor, &part);
     for (int64_t i = 0; i < tensor.cols; i++)
         to[i] = b->options->dummy_weights ? (norm ? 1 - b->model->spec.norm_weight_offset : 0)
                                           : element_to_float(tensor.dtype, tensor.data, (size_t)i);

@@ -185,9 +185,14 @@ int cuda_weight_dummy(struct backend *backend, const struct weight_part *parts, 
     for (int32_t i = 0; i < part_count && !rc; row += parts[i++].rows) {
         const struct weight_target target = part_target(w, i, row);
         /* another seed a part: rows count from the part's first */
-        const uint64_t part_seed = seed ^ (uint64_t)(i + 1) * 0xd1342543de82ef95u;
-        weight_launch_dummy(backend->cuda->stream, &target, parts[i].dtype, 0, parts[i].rows, cols,
-                            dummy_scale(parts[i].dtype, cols), part_seed);
+        const struct dummy_values dummy = {
+            .rows = parts[i].rows,
+            .cols = cols,
+            .first_row = parts[i].first_row,
+            .first_col = parts[i].first_col,
+            .seed = seed ^ (uint64_t)(i + 1) * 0xd1342543de82ef95u,
+            .scale = dummy_scale(parts[i].dtype, parts[i].whole_cols ? parts[i].whole_cols : cols)};
+        weight_launch_dummy(backend->cuda->stream, &target, parts[i].dtype, &dummy);
         rc = CUDA_LAUNCHED(backend, "random weights", err);
     }
     if (rc)

@@ -85,42 +85,43 @@ static __device__ __forceinline__ uint64_t hash64(uint64_t seed, uint64_t place)
 }
 
 /* 8 columns a thread: sign and mantissa from one byte each, under a fixed exponent; 16 bytes stored at once. */
-static __global__ void dummy_plain_kernel(weight_target t, int64_t first, int64_t rows, int64_t cols, uint32_t exponent,
-                                          uint64_t seed) {
-    const int64_t groups = t.pitch / 8, count = rows * groups, step = (int64_t)gridDim.x * blockDim.x;
+static __global__ void dummy_plain_kernel(weight_target t, dummy_values d) {
+    const int64_t groups = t.pitch / 8, count = d.rows * groups, step = (int64_t)gridDim.x * blockDim.x;
+    const uint32_t exponent = d.scale;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
         const int64_t row = i / groups, group = i % groups;
-        const uint64_t bits = hash64(seed, (uint64_t)(first + row) << 29 | (uint64_t)group);
+        const uint64_t place = (uint64_t)(d.first_row + row) << 29 | (uint64_t)(d.first_col / 8 + group);
+        const uint64_t bits = hash64(d.seed, place);
         uint32_t words[4];
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             const uint32_t two = (uint32_t)(bits >> (16 * w)) & 0xffffu;
             const int64_t col = group * 8 + w * 2;
-            const uint32_t low = col < cols ? (two & 0x7fu) | (two & 0x80u) << 8 | exponent << 7 : 0;
-            const uint32_t high = col + 1 < cols ? (two >> 8 & 0x7fu) | (two & 0x8000u) | exponent << 7 : 0;
+            const uint32_t low = col < d.cols ? (two & 0x7fu) | (two & 0x80u) << 8 | exponent << 7 : 0;
+            const uint32_t high = col + 1 < d.cols ? (two >> 8 & 0x7fu) | (two & 0x8000u) | exponent << 7 : 0;
             words[w] = low | high << 16;
         }
-        unsigned char *out = t.data + (row_place(t, first + row) * t.pitch + group * 8) * 2;
+        unsigned char *out = t.data + (row_place(t, row) * t.pitch + group * 8) * 2;
         *reinterpret_cast<uint4 *>(out) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
 /* A block a thread: random quants under a fixed scale. */
-static __global__ void dummy_blocks_kernel(weight_target t, quant_layout l, int64_t first, int64_t rows, uint32_t scale,
-                                           uint64_t seed) {
-    const int64_t count = rows * l.blocks, step = (int64_t)gridDim.x * blockDim.x;
+static __global__ void dummy_blocks_kernel(weight_target t, quant_layout l, dummy_values d) {
+    const int64_t count = d.rows * l.blocks, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
-        const int64_t row = row_place(t, first + i / l.blocks), index = i % l.blocks;
-        const uint64_t place = (uint64_t)(first + i / l.blocks) << 29 | (uint64_t)index << 3;
+        const int64_t row = row_place(t, i / l.blocks), index = i % l.blocks;
+        const uint64_t place = (uint64_t)(d.first_row + i / l.blocks) << 29 |
+                               (uint64_t)(d.first_col / CUDA_QUANT_BLOCK + index) << 3;
         uint64_t *quants = reinterpret_cast<uint64_t *>(t.data + (row * l.blocks + index) * l.quant_bytes);
-        for (int w = 0; w < l.quant_bytes / 8; w++) quants[w] = hash64(seed, place + (uint64_t)w);
+        for (int w = 0; w < l.quant_bytes / 8; w++) quants[w] = hash64(d.seed, place + (uint64_t)w);
         if (l.high)
             reinterpret_cast<uint32_t *>(t.data + l.high_at)[row * l.high_pitch + index] =
-                (uint32_t)hash64(seed, place + 7);
+                (uint32_t)hash64(d.seed, place + 7);
         uint16_t *out =
             reinterpret_cast<uint16_t *>(t.data + l.scales_at) + (row * l.scale_pitch + index) * (l.scale_bytes / 2);
-        out[0] = (uint16_t)scale;
-        if (l.scale_bytes == 4) out[1] = (uint16_t)(scale >> 16);
+        out[0] = (uint16_t)d.scale;
+        if (l.scale_bytes == 4) out[1] = (uint16_t)(d.scale >> 16);
     }
 }
 
@@ -146,12 +147,11 @@ extern "C" void weight_launch_rows(cudaStream_t stream, const unsigned char *raw
 }
 
 extern "C" void weight_launch_dummy(cudaStream_t stream, const struct weight_target *target, enum dtype dtype,
-                                    int64_t first, int64_t rows, int64_t cols, uint32_t scale, uint64_t seed) {
+                                    const struct dummy_values *dummy) {
     if (!dtype_is_quantised(dtype)) {
-        dummy_plain_kernel<<<grid_of(rows * target->pitch / 8), THREADS, 0, stream>>>(*target, first, rows, cols, scale,
-                                                                                      seed);
+        dummy_plain_kernel<<<grid_of(dummy->rows * target->pitch / 8), THREADS, 0, stream>>>(*target, *dummy);
         return;
     }
-    const quant_layout l = quant_layout_of(dtype, target->segment_rows, cols);
-    dummy_blocks_kernel<<<grid_of(rows * l.blocks), THREADS, 0, stream>>>(*target, l, first, rows, scale, seed);
+    const quant_layout l = quant_layout_of(dtype, target->segment_rows, dummy->cols);
+    dummy_blocks_kernel<<<grid_of(dummy->rows * l.blocks), THREADS, 0, stream>>>(*target, l, *dummy);
 }

@@ -23,10 +23,16 @@ struct weight_target {
 void weight_launch_rows(cudaStream_t stream, const unsigned char *raw, const struct weight_target *target,
                         enum dtype dtype, int64_t first, int64_t rows, int64_t cols);
 
-/* Random values in rows first .. of the part (rows of the matrix for the hash). scale: bf16 targets: the biased
- * exponent of every value; quantised: f16 scale, and the f16 minimum in the upper half. */
-void weight_launch_dummy(cudaStream_t stream, const struct weight_target *target, enum dtype dtype, int64_t first,
-                         int64_t rows, int64_t cols, uint32_t scale, uint64_t seed);
+/* Random values in the part's rows, as in those from first_row and columns from first_col on of the matrix that it is a
+ * slice of. scale: bf16 targets: the biased exponent of every value; quantised: f16 scale, and the f16 minimum in the
+ * upper half. */
+struct dummy_values {
+    int64_t rows, cols, first_row, first_col;
+    uint64_t seed;
+    uint32_t scale;
+};
+void weight_launch_dummy(cudaStream_t stream, const struct weight_target *target, enum dtype dtype,
+                         const struct dummy_values *dummy);
 
 #ifdef __cplusplus
 }

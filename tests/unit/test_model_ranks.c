@@ -13,7 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/ranks.h"
 #include "tests/unit/model_run.h"
-#include "tests/unit/tiny_model.h"
+#include "tests/unit/tiny_gguf.h"
 
 enum { SLOTS = 4, CONTEXT = 128, PAGE = 16, STEPS_MAX = 64, VOCAB_MAX = 400 };
 
@@ -40,11 +40,11 @@ struct side {
     struct run run; /* builds batches; has no model of its own */
 };
 
-static int side_open(struct side *s, const char *path, int32_t count, struct err *err) {
+static int side_open(struct side *s, const char *path, int32_t count, bool dummy, struct err *err) {
     const struct ranks_options options = options_of(count);
     *s = (struct side){0};
     int rc = ranks_open(&options, &s->ranks, err);
-    if (rc == 0) rc = model_files_open(path, &s->files, err);
+    if (rc == 0) rc = dummy ? model_files_open_shapes(path, &s->files, err) : model_files_open(path, &s->files, err);
     if (rc) return rc;
     struct model_options model = {.limits = {.max_num_seqs = SLOTS,
                                              .max_num_batched_tokens = 64,
@@ -52,7 +52,9 @@ static int side_open(struct side *s, const char *path, int32_t count, struct err
                                              .page_size = PAGE,
                                              .kv_dtype = run_on_cuda() ? DTYPE_BF16 : DTYPE_F32,
                                              .ranks = count},
-                                  .pages_total = 64};
+                                  .pages_total = 64,
+                                  .seed = 5,
+                                  .dummy_weights = dummy};
     s->run = (struct run){.limits = model.limits, .pages_total = 64, .next_page = 1, .max_pages = CONTEXT / PAGE};
     s->run.pages = mem_zalloc((size_t)SLOTS * (CONTEXT / PAGE), sizeof(int32_t));
     s->run.shared = mem_zalloc(SLOTS, sizeof(int32_t));
@@ -84,7 +86,8 @@ static int side_step(struct side *s, const struct feed *feeds, int32_t count, st
     return 0;
 }
 
-/* Two prompts, one of them in chunks beside the other's decode, then both decode; a third comes late. */
+/* Two prompts, one of them in chunks beside the other's decode, then both decode; a third comes late, in three chunks
+ * of which two have a step of their own that samples nothing. */
 static int traffic(struct side *s, int32_t vocab, struct answers *out, struct err *err) {
     int32_t ids[3][CONTEXT];
     for (int32_t seq = 0; seq < 3; seq++)
@@ -99,7 +102,10 @@ static int traffic(struct side *s, int32_t vocab, struct answers *out, struct er
         const struct feed both[] = {{0, 25 + i, 1, 1, ids[0] + 25 + i}, {1, 53 + i, 1, 1, ids[1] + 53 + i}};
         rc = side_step(s, both, 2, out, err);
     }
-    const struct feed late[] = {{0, 31, 1, 1, ids[0] + 31}, {1, 59, 1, 1, ids[1] + 59}, {2, 0, 17, 1, ids[2]}};
+    const struct feed silent[] = {{2, 0, 5, 0, ids[2]}, {2, 5, 9, 0, ids[2] + 5}};
+    const struct feed late[] = {{0, 31, 1, 1, ids[0] + 31}, {1, 59, 1, 1, ids[1] + 59}, {2, 14, 7, 1, ids[2] + 14}};
+    if (rc == 0) rc = side_step(s, silent, 1, out, err);
+    if (rc == 0) rc = side_step(s, silent + 1, 1, out, err);
     return rc ? rc : side_step(s, late, 3, out, err);
 }
 
@@ -123,48 +129,134 @@ static void compare(const struct answers *one, const struct answers *many, int32
     }
 }
 
+#define MULTIPLIERS                                                                                                    \
+    ",\"embedding_multiplier\":1.5,\"residual_multiplier\":0.7,\"attention_multiplier\":0.2,\"logits_scaling\":1.25"
+
 static const struct shape {
     const char *what, *architecture, *extra;
     int32_t heads, kv_heads, head_dim, ffn, vocab, ranks[4];
-    int qkv_bias, qk_norm, tied;
+    int qkv_bias, output_bias, mlp_bias, qk_norm, tied, one_layer;
+    const char *gguf; /* architecture's name there; NULL: a folder */
+    uint32_t type;    /* of the file's matrices */
+    bool f16, dummy;
 } shapes[] = {
-    {"llama", "LlamaForCausalLM", "", 8, 4, 64, 256, 384, {2, 4}, 0, 0, 0},
-    {"replicated KV heads", "LlamaForCausalLM", "", 8, 2, 64, 256, 384, {2, 4, 8}, 0, 0, 1},
-    {"one KV head, uneven vocabulary", "LlamaForCausalLM", "", 8, 1, 64, 256, 331, {2, 4, 8}, 0, 0, 0},
-    {"biases", "Qwen2ForCausalLM", "", 4, 2, 64, 256, 352, {2, 4}, 1, 0, 0},
-    {"norms of heads", "Qwen3ForCausalLM", "", 4, 2, 64, 256, 352, {2}, 0, 1, 1},
-    {"three", "LlamaForCausalLM", "", 9, 3, 64, 576, 384, {3, 9}, 0, 0, 1},
+    {"llama", "LlamaForCausalLM", "", 8, 4, 64, 256, 384, {2, 4}, .tied = 0},
+    {"f16", "LlamaForCausalLM", "", 8, 4, 64, 256, 384, {2, 4}, .f16 = true},
+    {"replicated KV heads", "LlamaForCausalLM", "", 8, 2, 64, 256, 384, {2, 4, 8}, .tied = 1},
+    {"one KV head, uneven vocabulary", "LlamaForCausalLM", "", 8, 1, 64, 256, 331, {2, 4, 8}, .tied = 0},
+    {"few words", "LlamaForCausalLM", "", 8, 8, 16, 64, 61, {2, 8}, .tied = 1},
+    {"biases", "Qwen2ForCausalLM", "", 4, 2, 64, 256, 352, {2, 4}, .qkv_bias = 1},
+    {"biases of all",
+     "LlamaForCausalLM",
+     ",\"attention_bias\":true,\"mlp_bias\":true",
+     4,
+     2,
+     64,
+     256,
+     352,
+     {2, 4},
+     .qkv_bias = 1,
+     .output_bias = 1,
+     .mlp_bias = 1},
+    {"norms of heads", "Qwen3ForCausalLM", "", 4, 2, 64, 256, 352, {2}, .qk_norm = 1, .tied = 1},
+    {"multipliers", "GraniteForCausalLM", MULTIPLIERS, 8, 4, 32, 256, 300, {2, 4}, .tied = 1},
+    {"three", "LlamaForCausalLM", "", 9, 3, 64, 576, 384, {3, 9}, .tied = 1},
+    {"one layer", "LlamaForCausalLM", "", 8, 4, 64, 256, 384, {2, 4}, .one_layer = 1},
+    {"q8_0", "LlamaForCausalLM", "", 8, 4, 64, 256, 384, {2, 4, 8}, .gguf = "llama", .type = TINY_GGUF_Q8_0},
+    {"q4_1, tied",
+     "LlamaForCausalLM",
+     "",
+     9,
+     3,
+     64,
+     288,
+     331,
+     {3, 9},
+     .tied = 1,
+     .gguf = "llama",
+     .type = TINY_GGUF_Q4_1},
+    {"q4_1 with biases",
+     "Qwen2ForCausalLM",
+     "",
+     4,
+     2,
+     64,
+     256,
+     352,
+     {2, 4},
+     .qkv_bias = 1,
+     .gguf = "qwen2",
+     .type = TINY_GGUF_Q4_1},
+    {"random weights", "LlamaForCausalLM", "", 8, 2, 64, 256, 331, {2, 4, 8}, .dummy = true},
+    {"random q8_0",
+     "LlamaForCausalLM",
+     "",
+     8,
+     4,
+     64,
+     256,
+     384,
+     {2, 4},
+     .gguf = "llama",
+     .type = TINY_GGUF_Q8_0,
+     .dummy = true},
+    {"random q4_1",
+     "LlamaForCausalLM",
+     "",
+     8,
+     4,
+     64,
+     256,
+     384,
+     {2, 4},
+     .gguf = "llama",
+     .type = TINY_GGUF_Q4_1,
+     .dummy = true},
 };
 
-static void shape_case(const struct shape *shape) {
-    struct tiny_model tiny = {.architecture = shape->architecture,
-                              .extra = shape->extra,
-                              .layers = 3,
-                              .hidden = 128,
-                              .ffn = shape->ffn,
-                              .n_heads = shape->heads,
-                              .n_kv_heads = shape->kv_heads,
-                              .head_dim = shape->head_dim,
-                              .vocab = shape->vocab,
-                              .qkv_bias = shape->qkv_bias,
-                              .qk_norm = shape->qk_norm,
-                              .tied = shape->tied,
-                              .dtype = run_on_cuda() ? TINY_BF16 : TINY_F32};
+static struct tiny_model shape_model(const struct shape *shape) {
+    return (struct tiny_model){.architecture = shape->architecture,
+                               .extra = shape->extra,
+                               .layers = shape->one_layer ? 1 : 3,
+                               .hidden = 128,
+                               .ffn = shape->ffn,
+                               .n_heads = shape->heads,
+                               .n_kv_heads = shape->kv_heads,
+                               .head_dim = shape->head_dim,
+                               .vocab = shape->vocab,
+                               .qkv_bias = shape->qkv_bias,
+                               .output_bias = shape->output_bias,
+                               .mlp_bias = shape->mlp_bias,
+                               .qk_norm = shape->qk_norm,
+                               .tied = shape->tied,
+                               .dtype = shape->f16      ? TINY_F16
+                                        : run_on_cuda() ? TINY_BF16
+                                                        : TINY_F32};
+}
+
+static void shape_run(const struct shape *shape, const char *path, int32_t ranks, struct answers *out) {
     struct side side;
     struct err err = {0};
+    out->count = 0;
+    if (side_open(&side, path, ranks, shape->dummy, &err) || traffic(&side, shape->vocab, out, &err))
+        fail_msg("%s, %d ranks: %s", shape->what, ranks, err.text);
+    side_close(&side);
+}
+
+static void shape_case(const struct shape *shape) {
+    struct tiny_model tiny = shape_model(shape);
+    char path[96];
     struct answers *one = mem_zalloc(1, sizeof *one), *many = mem_zalloc(1, sizeof *many);
     tiny_make(&tiny, 7);
-    if (side_open(&side, tiny.folder, 1, &err) || traffic(&side, shape->vocab, one, &err))
-        fail_msg("%s: %s", shape->what, err.text);
-    side_close(&side);
+    if (shape->gguf) tiny_write_gguf_as(&tiny, shape->gguf, "tiny.gguf", shape->type, NULL, 0);
+    snprintf(path, sizeof path, "%s%s", tiny.folder, shape->gguf ? "/tiny.gguf" : "");
+    shape_run(shape, path, 1, one);
     for (int32_t i = 0; i < 4 && shape->ranks[i]; i++) {
         if (shape->ranks[i] > devices) continue;
-        many->count = 0;
-        if (side_open(&side, tiny.folder, shape->ranks[i], &err) || traffic(&side, shape->vocab, many, &err))
-            fail_msg("%s, %d ranks: %s", shape->what, shape->ranks[i], err.text);
-        side_close(&side);
+        shape_run(shape, path, shape->ranks[i], many);
         compare(one, many, shape->vocab, shape->what);
     }
+    tiny_remove_file(&tiny, "tiny.gguf");
     tiny_free(&tiny);
     mem_free(one);
     mem_free(many);
@@ -175,40 +267,71 @@ static void test_shapes(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) shape_case(&shapes[i]);
 }
 
-/* What does not divide is refused with what would. */
-static void test_refusals(void **state) {
-    (void)state;
+/* What does not divide is refused with the arithmetic and with what does. */
+static const struct refusal {
+    int32_t heads, kv_heads, ffn, vocab, ranks;
+    uint32_t type;
+    const char *why, *what_does;
+    bool cuda; /* there alone */
+} refusals[] = {
+    {9, 3, 192, 300, 2, TINY_GGUF_F32, "9 heads / 2 leave a rest of 1", "what does: 1, 3", false},
+    {12, 6, 192, 300, 4, TINY_GGUF_F32, "6 KV heads can neither", "what does: 1, 2, 3, 6, 12", false},
+    {8, 8, 200, 300, 16, TINY_GGUF_F32, "8 heads / 16 leave a rest of 8", "what does: 1", false},
+    {8, 8, 100, 300, 8, TINY_GGUF_F32, "width of 100 / 8 leaves a rest of 4", "what does: 1", false},
+    {8, 8, 100, 300, 4, TINY_GGUF_F32, "width of 100 / 4 = 25 is no multiple of 8", "what does: 1", true},
+    {8, 8, 160, 300, 2, TINY_GGUF_Q8_0, "160 / 2 = 80 is no whole blocks of 32", "what does: 1", false},
+    {8, 8, 512, 300, 8, TINY_GGUF_Q4_1, "8 heads / 8 * 16 = 16 columns are no whole blocks of 32", "what does: 1, 2, 4",
+     false},
+    {8, 8, 512, 9, 4, TINY_GGUF_F32, "a vocabulary of 9 leaves nothing for the last of 4", "what does: 1, 2", false},
+};
+
+static void refusal_case(const struct refusal *r, struct backend *backend) {
     struct tiny_model tiny = {.architecture = "LlamaForCausalLM",
                               .layers = 1,
                               .hidden = 128,
-                              .ffn = 192,
-                              .n_heads = 9,
-                              .n_kv_heads = 3,
-                              .head_dim = 64,
-                              .vocab = 300,
+                              .ffn = r->ffn,
+                              .n_heads = r->heads,
+                              .n_kv_heads = r->kv_heads,
+                              .head_dim = 16,
+                              .vocab = r->vocab,
                               .dtype = TINY_F32};
-    struct model_files *files;
-    struct model_memory memory;
-    struct backend *backend;
-    struct err err = {0};
-    const struct backend_options options = run_device(1, CPU_ACTIVATIONS_F32);
-    tiny_make(&tiny, 3);
-    assert_int_equal(backend_open(&options, &backend, &err), 0);
-    assert_int_equal(model_files_open(tiny.folder, &files, &err), 0);
     struct model_limits limits = {.max_num_seqs = 2,
                                   .max_num_batched_tokens = 16,
                                   .max_model_len = 64,
                                   .page_size = 16,
-                                  .kv_dtype = backend_info(backend)->kv_dtype_default,
-                                  .ranks = 2};
-    assert_int_equal(model_memory_plan(files, backend, &limits, &memory, &err), ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "9 heads"));
-    assert_non_null(strstr(err.text, "1, 3"));
-    limits.ranks = 3;
-    assert_int_equal(model_memory_plan(files, backend, &limits, &memory, &err), 0);
+                                  .kv_dtype = backend_info(backend)->kv_dtype_default};
+    struct model_files *files;
+    struct model_memory one, many;
+    struct err err = {0};
+    char path[96];
+    tiny_make(&tiny, 3);
+    tiny_write_gguf_as(&tiny, "llama", "tiny.gguf", r->type, NULL, 0);
+    snprintf(path, sizeof path, "%s/tiny.gguf", tiny.folder);
+    if (model_files_open(path, &files, &err)) fail_msg("%s", err.text);
+    assert_int_equal(model_memory_plan(files, backend, &limits, &one, &err), 0);
+    limits.ranks = r->ranks;
+    assert_int_equal(model_memory_plan(files, backend, &limits, &many, &err), ERR_UNSUPPORTED);
+    if (!strstr(err.text, r->why) || !strstr(err.text, r->what_does)) fail_msg("%s", err.text);
+    for (const char *at = strchr(strstr(err.text, r->what_does), ':') + 1; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        limits.ranks = atoi(at);
+        assert_int_equal(model_memory_plan(files, backend, &limits, &many, &err), 0);
+        assert_true(limits.ranks == 1 ||
+                    (many.weight_bytes < one.weight_bytes && many.kv_page_bytes < one.kv_page_bytes));
+    }
     model_files_close(files);
-    backend_close(backend);
+    tiny_remove_file(&tiny, "tiny.gguf");
     tiny_free(&tiny);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    struct backend *backend;
+    const struct backend_options options = run_device(1, CPU_ACTIVATIONS_F32);
+    assert_int_equal(backend_open(&options, &backend, NULL), 0);
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
+        if (run_on_cuda() || !refusals[i].cuda) refusal_case(&refusals[i], backend);
+    backend_close(backend);
 }
 
 static bool two_devices(void) {

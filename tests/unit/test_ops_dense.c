@@ -367,6 +367,48 @@ static void embed_case(struct backend *backend, int64_t hidden) {
     free(table), free(out);
 }
 
+/* A slice of a vocabulary: zeros for the ids that it does not hold, whoever names them. */
+static void embed_slice(struct backend *backend, int64_t hidden) {
+    enum { FIRST = 40, ROWS = 24, VOCAB = 70, TOKENS = 300 };
+    uint64_t seed = 12;
+    struct tensors t = {.backend = backend};
+    float *table = random_values(&seed, ROWS * hidden, 1.0), *out = zeros(TOKENS * hidden, sizeof *out);
+    int32_t ids[TOKENS], slots[TOKENS], last[4] = {FIRST - 1, FIRST, FIRST + ROWS - 1, FIRST + ROWS};
+    struct weight_part part = {.data = table, .dtype = DTYPE_F32, .rows = ROWS};
+    struct weight *weight = NULL;
+    TEST_ERR_PASS(weight_prepare(backend, &part, 1, hidden, WEIGHT_LOOKUP, &weight, err));
+    for (int64_t i = 0; i < TOKENS; i++) {
+        ids[i] = i % 5 == 4 ? -1 : random_below(&seed, VOCAB);
+        slots[i] = (int32_t)(i / 5 % 4);
+    }
+    int32_t *dlast = tensor_i32(&t, last, 4);
+    void *dout = tensor_room(&t, TOKENS * hidden);
+    step_begin(backend);
+    struct op_embed_args args = {.table = weight,
+                                 .token_ids = step_i32(backend, ids, TOKENS),
+                                 .token_slots = step_i32(backend, slots, TOKENS),
+                                 .last_token = dlast,
+                                 .tokens = TOKENS,
+                                 .hidden = hidden,
+                                 .first_id = FIRST,
+                                 .vocab = VOCAB,
+                                 .scale = 1.0f,
+                                 .out = dout};
+    step_commit(backend);
+    TEST_ERR_PASS(op_embed(backend, &args, err));
+    act_read(backend, out, dout, TOKENS * hidden);
+    for (int64_t i = 0; i < TOKENS * hidden; i++) {
+        int32_t row = (ids[i / hidden] < 0 ? last[slots[i / hidden]] : ids[i / hidden]) - FIRST;
+        bool held = row >= 0 && row < ROWS;
+        double want = held ? dtype_rounded(act_dtype(backend), (double)table[row * hidden + i % hidden]) : 0;
+        expect_close("embed slice", i, out[i], want, 0);
+    }
+    embed_refused(backend, args, ids, VOCAB);
+    weight_free(backend, weight);
+    tensors_free(&t);
+    free(table), free(out);
+}
+
 /* A quantised table: q8_0, where value and scale are easily written. */
 static void embed_quantised(struct backend *backend) {
     enum { VOCAB = 9, HIDDEN = 96, BLOCKS = HIDDEN / 32, TOKENS = 20 };
@@ -404,6 +446,8 @@ static void embed_quantised(struct backend *backend) {
 static void embed_all(struct backend *backend) {
     embed_case(backend, 64);
     embed_case(backend, 33);
+    embed_slice(backend, 64);
+    embed_slice(backend, 33);
     embed_quantised(backend);
 }
 

@@ -172,6 +172,46 @@ static void cuda_rows_come_back(struct backend *backend) {
     }
 }
 
+/* Columns and rows out of the middle of a matrix, by a stride. */
+static void slice_case(struct backend *backend, enum dtype dtype, unsigned flags) {
+    enum { ROWS = 21, WHOLE = 320, FIRST = 96, COLS = 128, FIRST_ROW = 3, SLICE_ROWS = 13 };
+    struct random random = {31};
+    size_t stride, begin;
+    uint8_t *data = matrix_random(&random, dtype, ROWS, WHOLE);
+    assert_true(dtype_row_bytes(dtype, WHOLE, &stride) && dtype_row_bytes(dtype, FIRST, &begin));
+    const struct weight_part part = {
+        .data = data + FIRST_ROW * stride + begin, .dtype = dtype, .rows = SLICE_ROWS, .stride_bytes = stride};
+    struct weight *weight;
+    float values[SLICE_ROWS * COLS];
+    TEST_ERR_PASS(weight_prepare(backend, &part, 1, COLS, flags, &weight, err));
+    if (on_cuda(backend)) cuda_values(backend, weight, values);
+    for (int64_t row = 0; !on_cuda(backend) && row < SLICE_ROWS; row++)
+        cpu_weight_row_dequant(weight, row, values + row * COLS);
+    for (int64_t i = 0; i < SLICE_ROWS * COLS; i++) {
+        double want = matrix_value(data, dtype, WHOLE, FIRST_ROW + i / COLS, FIRST + i % COLS);
+        if (on_cuda(backend) && !dtype_quantised(dtype)) want = dtype_rounded(DTYPE_BF16, want);
+        expect_close(dtype_info(dtype)->name, i, (double)values[i], want, 1e-6 * fabs(want) + 1e-9);
+    }
+    weight_free(backend, weight);
+    mem_free(data);
+}
+
+static void test_slices(void **state) {
+    for (int isa = 0; isa < CASE_ISAS; isa++) {
+        struct backend *backend = case_backend(case_isas[isa], 2, CPU_ACTIVATIONS_INT8);
+        if (!backend) continue;
+        for (int d = 0; d < CASE_DTYPES; d++) slice_case(backend, case_dtypes[d], WEIGHT_LOOKUP);
+        struct weight_part part = {.data = "", .dtype = DTYPE_Q8_0, .rows = 2, .stride_bytes = 33};
+        struct weight *weight;
+        assert_int_equal(weight_prepare(backend, &part, 1, 32, 0, &weight, NULL), ERR_INVALID);
+        backend_close(backend);
+    }
+}
+
+static void cuda_slices(struct backend *backend) {
+    for (int d = 0; d < CASE_DTYPES; d++) slice_case(backend, case_dtypes[d], 0);
+}
+
 static double deviation(const float *x, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += (double)x[i] * (double)x[i];
@@ -201,6 +241,35 @@ static void cuda_dummy(struct backend *backend) {
     }
 }
 
+/* Random weights of a slice are those of the whole. */
+static void cuda_dummy_slice(struct backend *backend) {
+    enum { ROWS = 64, WHOLE = 256, FIRST_ROW = 16, SLICE_ROWS = 32, FIRST = 96, COLS = 128 };
+    static float whole[2 * ROWS * WHOLE], slice[2 * SLICE_ROWS * COLS];
+    for (int d = 0; d < CASE_DTYPES; d++) {
+        struct weight_part parts[2] = {{.dtype = case_dtypes[d], .rows = ROWS},
+                                       {.dtype = case_dtypes[d], .rows = ROWS}};
+        struct weight *weight;
+        TEST_ERR_PASS(weight_dummy(backend, parts, 2, WHOLE, 0, 9, &weight, err));
+        cuda_values(backend, weight, whole);
+        weight_free(backend, weight);
+        for (int i = 0; i < 2; i++)
+            parts[i] = (struct weight_part){.dtype = case_dtypes[d],
+                                            .rows = SLICE_ROWS,
+                                            .first_row = FIRST_ROW,
+                                            .first_col = FIRST,
+                                            .whole_cols = WHOLE};
+        TEST_ERR_PASS(weight_dummy(backend, parts, 2, COLS, 0, 9, &weight, err));
+        cuda_values(backend, weight, slice);
+        weight_free(backend, weight);
+        for (int64_t row = 0; row < 2 * SLICE_ROWS; row++)
+            assert_memory_equal(slice + row * COLS,
+                                whole + (row / SLICE_ROWS * ROWS + FIRST_ROW + row % SLICE_ROWS) * WHOLE + FIRST,
+                                COLS * sizeof *slice);
+        parts[1].first_col = 4;
+        assert_int_equal(weight_dummy(backend, parts, 2, COLS, 0, 9, &weight, NULL), ERR_INVALID);
+    }
+}
+
 static void for_each_cuda(void (*test)(struct backend *backend)) {
     static const char *const kernels[] = {"sm_90a", "portable"};
     int ran = 0;
@@ -223,11 +292,23 @@ static void test_cuda_rows_come_back(void **state) {
 static void test_cuda_dummy(void **state) {
     for_each_cuda(cuda_dummy);
 }
+static void test_cuda_slices(void **state) {
+    for_each_cuda(cuda_slices);
+}
+static void test_cuda_dummy_slice(void **state) {
+    for_each_cuda(cuda_dummy_slice);
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_come_back),      cmocka_unit_test(test_parts),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_cuda_rows_come_back), cmocka_unit_test(test_cuda_dummy),
+        cmocka_unit_test(test_rows_come_back),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_cuda_rows_come_back),
+        cmocka_unit_test(test_cuda_slices),
+        cmocka_unit_test(test_cuda_dummy),
+        cmocka_unit_test(test_cuda_dummy_slice),
     };
     return cmocka_run_group_tests_name("weight", tests, cases_announce, NULL);
 }

@@ -42,6 +42,38 @@ static inline void tiny_gguf_name(const char *hf, char out[96]) {
     abort();
 }
 
+/* Matrices may be of blocks of 32: a scale (and a minimum), then the quants. */
+enum { TINY_GGUF_F32 = 0, TINY_GGUF_Q4_1 = 3, TINY_GGUF_Q8_0 = 8 };
+
+/* Of a positive value between 2^-14 and 2, rounded down. */
+static inline uint16_t tiny_gguf_half(float value) {
+    uint32_t bits;
+    if (value < 0x1p-14f) return 0;
+    memcpy(&bits, &value, 4);
+    return (uint16_t)(((bits >> 23) - 112) << 10 | (bits >> 13 & 1023u));
+}
+
+static inline void tiny_gguf_block(const float *x, uint32_t type, struct buf *b) {
+    unsigned char block[34] = {0};
+    float most = 0;
+    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(x[i]));
+    float d = most / (type == TINY_GGUF_Q8_0 ? 127 : 7.5f) + 0x1p-10f;
+    uint16_t scale = tiny_gguf_half(d), minimum = (uint16_t)(0x8000u | tiny_gguf_half(7.5f * d));
+    memcpy(block, &scale, 2);
+    if (type == TINY_GGUF_Q8_0) {
+        for (int i = 0; i < 32; i++) block[2 + i] = (unsigned char)(signed char)lroundf(x[i] / d);
+        buf_append(b, block, 34);
+        return;
+    }
+    memcpy(block + 2, &minimum, 2);
+    for (int i = 0; i < 32; i++) {
+        long q = lroundf(x[i] / d + 7.5f);
+        q = q < 0 ? 0 : q > 15 ? 15 : q;
+        block[4 + i % 16] |= (unsigned char)(q << (i < 16 ? 0 : 4));
+    }
+    buf_append(b, block, 20);
+}
+
 /* Row r of a head comes from this row of Hugging Face's: its halves interleaved. */
 static inline size_t tiny_gguf_row(const struct tiny_model *m, bool permuted, size_t row) {
     size_t dim = (size_t)m->head_dim, head = row / dim, at = row % dim;
@@ -49,12 +81,15 @@ static inline size_t tiny_gguf_row(const struct tiny_model *m, bool permuted, si
 }
 
 static inline void tiny_gguf_data(const struct tiny_model *m, const struct tiny_tensor *t, bool permuted,
-                                  struct buf *b) {
+                                  uint32_t type, struct buf *b) {
     bool qk = strstr(t->name, "q_proj") || strstr(t->name, "k_proj"), matrix = t->rows > 0;
     size_t rows = matrix ? (size_t)t->rows : (size_t)t->cols, cols = matrix ? (size_t)t->cols : 1;
     put_align(b, 32);
-    for (size_t r = 0; r < rows; r++)
-        buf_append(b, t->data + tiny_gguf_row(m, permuted && qk, r) * cols, cols * sizeof(float));
+    for (size_t r = 0; r < rows; r++) {
+        const float *row = t->data + tiny_gguf_row(m, permuted && qk, r) * cols;
+        if (type == TINY_GGUF_F32) buf_append(b, row, cols * sizeof(float));
+        for (size_t at = 0; type != TINY_GGUF_F32 && at < cols; at += 32) tiny_gguf_block(row + at, type, b);
+    }
 }
 
 static inline void tiny_gguf_keys(const struct tiny_model *m, const char *architecture, struct buf *b) {
@@ -79,9 +114,9 @@ static inline void tiny_gguf_keys(const struct tiny_model *m, const char *archit
     put_pair_f32(b, key, 1e-5f);
 }
 
-/* `factors` [factor_count] f32 become rope_freqs.weight, or NULL. */
-static inline void tiny_write_gguf(const struct tiny_model *m, const char *architecture, const char *file,
-                                   const float *factors, int factor_count) {
+/* Matrices of `type`; `factors` [factor_count] f32 become rope_freqs.weight, or NULL. */
+static inline void tiny_write_gguf_as(const struct tiny_model *m, const char *architecture, const char *file,
+                                      uint32_t type, const float *factors, int factor_count) {
     struct buf b = {0}, data = {0};
     bool permuted = strncmp(architecture, "qwen", 4) != 0;
     put_head(&b, (uint64_t)m->tensor_count + (factors != NULL), 10);
@@ -92,8 +127,8 @@ static inline void tiny_write_gguf(const struct tiny_model *m, const char *archi
         uint64_t shape[2] = {(uint64_t)t->cols, (uint64_t)t->rows};
         tiny_gguf_name(t->name, name);
         put_align(&data, 32);
-        put_tensor(&b, name, t->rows ? 2 : 1, shape, 0, data.bytes);
-        tiny_gguf_data(m, t, permuted, &data);
+        put_tensor(&b, name, t->rows ? 2 : 1, shape, t->rows ? type : TINY_GGUF_F32, data.bytes);
+        tiny_gguf_data(m, t, permuted, t->rows ? type : TINY_GGUF_F32, &data);
     }
     put_align(&data, 32);
     if (factors) put_tensor(&b, "rope_freqs.weight", 1, (uint64_t[]){(uint64_t)factor_count}, 0, data.bytes);
@@ -103,6 +138,11 @@ static inline void tiny_write_gguf(const struct tiny_model *m, const char *archi
     tiny_write(m, file, b.data, b.bytes);
     buf_deinit(&b);
     buf_deinit(&data);
+}
+
+static inline void tiny_write_gguf(const struct tiny_model *m, const char *architecture, const char *file,
+                                   const float *factors, int factor_count) {
+    tiny_write_gguf_as(m, architecture, file, TINY_GGUF_F32, factors, factor_count);
 }
 
 #endif

@@ -25,7 +25,7 @@ struct tiny_tensor {
 struct tiny_model {
     const char *architecture, *extra; /* `extra`: more members of config.json, with a leading comma, or "" */
     int layers, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab;
-    int qkv_bias, output_bias, qk_norm, tied;
+    int qkv_bias, output_bias, mlp_bias, qk_norm, tied;
     enum { TINY_F32, TINY_F16, TINY_BF16 } dtype; /* weights are rounded so that the type holds them exactly */
     char folder[64];
     struct tiny_tensor tensors[TINY_TENSORS_MAX];
@@ -106,6 +106,10 @@ static inline void tiny_layer(struct tiny_model *m, int layer) {
     tiny_add(m, "mlp.gate_proj.weight", layer, m->ffn, m->hidden, in, 0);
     tiny_add(m, "mlp.up_proj.weight", layer, m->ffn, m->hidden, in, 0);
     tiny_add(m, "mlp.down_proj.weight", layer, m->hidden, m->ffn, mid, 0);
+    if (!m->mlp_bias) return;
+    tiny_add(m, "mlp.gate_proj.bias", layer, 0, m->ffn, 0.5f, 0);
+    tiny_add(m, "mlp.up_proj.bias", layer, 0, m->ffn, 0.5f, 0);
+    tiny_add(m, "mlp.down_proj.bias", layer, 0, m->hidden, 0.5f, 0);
 }
 
 static inline void tiny_write(const struct tiny_model *m, const char *file, const void *data, size_t bytes) {
