@@ -52,18 +52,23 @@ static void *member_main(void *argument) {
     return NULL;
 }
 
-static void world_run(struct world *w, int32_t ranks, int64_t timeout_ns, int (*body)(struct member *, struct err *)) {
-    const struct comm_options options = {.ranks = ranks, .timeout_ns = timeout_ns};
+static void world_run_with(struct world *w, const struct comm_options *options,
+                           int (*body)(struct member *, struct err *)) {
+    const int32_t ranks = options->ranks;
     struct err err = {0};
     memset(w, 0, sizeof *w);
     w->ranks = ranks;
     w->body = body;
-    assert_int_equal(comm_group_open(&options, &w->group, &err), 0);
+    assert_int_equal(comm_group_open(options, &w->group, &err), 0);
     for (int32_t i = 0; i < ranks; i++) {
         w->members[i] = (struct member){.world = w, .rank = i};
         assert_int_equal(pthread_create(&w->members[i].thread, NULL, member_main, &w->members[i]), 0);
     }
     for (int32_t i = 0; i < ranks; i++) pthread_join(w->members[i].thread, NULL);
+}
+
+static void world_run(struct world *w, int32_t ranks, int64_t timeout_ns, int (*body)(struct member *, struct err *)) {
+    world_run_with(w, &(struct comm_options){.ranks = ranks, .timeout_ns = timeout_ns}, body);
 }
 
 static void world_end(struct world *w) {
@@ -225,6 +230,30 @@ static void test_missing_rank(void **state) {
     world_end(&w);
 }
 
+/* While the weights load, others are waited for longer; from comm_group_start on no more. */
+static int slow_body(struct member *m, struct err *err) {
+    const struct timespec ts = {.tv_nsec = 400000000};
+    const struct comm_all_reduce_args args = {m->block, m->block, 64};
+    if (m->rank == 1) nanosleep(&ts, NULL);
+    int rc = comm_all_reduce(m->comm, &args, err);
+    if (rc) return rc;
+    comm_group_start(m->world->group);
+    if (m->rank == 1) nanosleep(&ts, NULL);
+    rc = comm_all_reduce(m->comm, &args, err);
+    WANT(rc == ERR_FATAL, "the second wait was too long and gave %d", rc);
+    return 0;
+}
+
+static void test_load_timeout(void **state) {
+    (void)state;
+    struct world w;
+    const struct comm_options options = {
+        .ranks = 3, .timeout_ns = NS_PER_SECOND / 10, .load_timeout_ns = 60 * NS_PER_SECOND};
+    world_run_with(&w, &options, slow_body);
+    all_pass(&w);
+    world_end(&w);
+}
+
 static int abort_body(struct member *m, struct err *err) {
     const struct timespec ts = {.tv_nsec = 30000000};
     const struct comm_all_reduce_args args = {m->block, m->block, 64};
@@ -285,7 +314,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_rank),     cmocka_unit_test(test_all_reduce),   cmocka_unit_test(test_all_gather),
         cmocka_unit_test(test_reduce_norm),  cmocka_unit_test(test_missing_rank), cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_load_timeout), cmocka_unit_test(test_disagreement),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
