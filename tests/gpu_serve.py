@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """The server on a GPU, with the default model: that it is there, and what --batch-invariant promises.
 
-usage: tests/gpu_serve.py [--build DIR] device|invariant|apart|replicas|fit
+usage: tests/gpu_serve.py [--build DIR] device|invariant|apart|replicas|faults|fit
   device     starts with --device cuda, says so, answers
   invariant  a request alone and among 255 others: the same tokens with --batch-invariant; also of a bf16 model with
              random weights, without and with part of the prompt from the prefix cache
   apart      the same without it: no answer is garbage (greedy tokens are ones that the model thought likely)
   replicas   two GPUs, a replica on each: the reference answers from both, then 10,000 requests of which a third are
              left half-way, and nothing is held on either GPU afterwards
+  faults     two GPUs: engines killed and stopped under load, the front killed, SIGTERM while starting, a rank whose
+             device call fails; each five times; what clients see, how soon, and that nothing is left
   fit        a model of 70B: refused on one GPU within a second, naming two; answers over two
 """
 
@@ -206,6 +208,133 @@ def replicas(build):
     print(f"10000 requests, {ends.count('left')} left half-way; tokens by replica: {served}; nothing held")
 
 
+# ---- faults ---------------------------------------------------------------------------------------------------------
+
+FAULT_TIMES = 5
+
+
+def pids(server):
+    """The engines' processes, by replica, as the log last named them."""
+    found = re.findall(r'msg="engine up" replica=(\d+) pid=(\d+)', "".join(server.lines))
+    return {int(replica): int(pid) for replica, pid in found}
+
+
+def until(condition, seconds, what):
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > seconds:
+            raise RuntimeError(f"{what}: not within {seconds} s")
+        time.sleep(0.005)
+    return time.monotonic() - begin
+
+
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def gpu_used():
+    """MiB taken of each GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return [int(used) for used in subprocess.run(command, capture_output=True, text=True).stdout.split()]
+
+
+def gpu_free(base):
+    return all(now <= before + 16 for now, before in zip(gpu_used(), base))
+
+
+def stream_end(server, tokens=400):
+    """"done", "told" (an error in the stream) or what else came of one, and when it ended."""
+    body = {"model": "m", "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        told, done = b'"error"' in text or answer.status == 503, b"[DONE]" in text
+        return "told" if told else "done" if done else repr(text[-80:]), time.monotonic()
+    except (OSError, http.client.HTTPException) as e:
+        return repr(e), time.monotonic()
+    finally:
+        connection.close()
+
+
+def struck(server, number, seconds):
+    """One of two engines gets a signal under load: how soon that is noticed, its streams told, and it is back."""
+    victim, others = 0, 1
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        streams = [pool.submit(stream_end, server) for _ in range(32)]
+        time.sleep(0.15)
+        pid, other = pids(server)[victim], pids(server)[others]
+        lines = len(server.lines)
+        begin = time.monotonic()
+        os.kill(pid, number)
+        noticed = until(lambda: any("the engine died" in line for line in server.lines[lines:]), seconds, "noticed")
+        ends = [s.result() for s in streams]
+    wrong = [e for e, _ in ends if e not in ("done", "told")]
+    told = [t - begin for e, t in ends if e == "told"]
+    if wrong or (told and max(told) > seconds + 1):
+        raise RuntimeError(f"streams: {wrong}, told after {told}")
+    back = until(lambda: pids(server)[victim] != pid, 20, "up again")
+    if pids(server)[others] != other or gone(other):
+        raise RuntimeError("the other engine did not live on")
+    if stream_end(server, 8)[0] != "done":
+        raise RuntimeError("no answer afterwards")
+    return noticed, len(told), time.monotonic() - begin, back
+
+
+def faults(build):
+    base = gpu_used()
+    server = Server(build, "--data-parallel-size", "2", "--routing-policy", "round-robin")
+    for number, seconds in ((signal.SIGKILL, 0.5), (signal.SIGSTOP, 2.5)):
+        for _ in range(FAULT_TIMES):
+            noticed, told, whole, _ = struck(server, number, seconds)
+            print(f"{number.name}: noticed after {noticed:.3f} s, {told} streams told, all well after {whole:.2f} s")
+    server.close()
+    until(lambda: gpu_free(base), 10, "GPU memory given back")
+    for _ in range(FAULT_TIMES):  # the front
+        server = Server(build, "--data-parallel-size", "2")
+        children = list(pids(server).values())
+        server.process.kill()
+        server.process.wait()
+        took = until(lambda: all(gone(pid) for pid in children), 5, "the engines end with their front")
+        print(f"front killed: its engines were gone after {took:.3f} s")
+    until(lambda: gpu_free(base), 10, "GPU memory given back")
+    for _ in range(FAULT_TIMES):  # start-up
+        command = [os.path.join(build, "quire"), "serve", MODEL, "--device", "cuda", "--port", "0",
+                   "--data-parallel-size", "2"]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(random.uniform(0.02, 1.2))
+        process.terminate()
+        if process.wait(10) != 0:
+            raise RuntimeError(f"SIGTERM while starting: exit code {process.returncode}")
+    until(lambda: gpu_free(base), 10, "GPU memory given back")
+    print(f"SIGTERM while starting: {FAULT_TIMES} times nothing left")
+    rank_faults(build)
+    until(lambda: gpu_free(base), 10, "GPU memory given back")
+
+
+def rank_faults(build):
+    """A device call of one of two ranks fails in step 40: the engine ends, its stream is told, a new one serves."""
+    with tempfile.TemporaryDirectory(prefix="quire-faults-") as folder:
+        config = dict(json.load(open(CONFIG)), num_hidden_layers=LAYERS)
+        json.dump(config, open(os.path.join(folder, "config.json"), "w"))
+        os.environ["QUIRE_FAULT"] = "rank:1,step:40"
+        server = Server(build, "--load-format", "dummy", "--tensor-parallel-size", "2", model=folder)
+        del os.environ["QUIRE_FAULT"]
+        for _ in range(FAULT_TIMES):
+            pid, lines = pids(server)[0], len(server.lines)
+            end, _ = stream_end(server)
+            noticed = until(lambda: any("the engine died" in line for line in server.lines[lines:]), 1, "noticed")
+            if end != "told":
+                raise RuntimeError(f"the stream of a failed rank ended with {end}")
+            back = until(lambda: pids(server)[0] != pid, 20, "up again")
+            print(f"rank failed: the stream was told, noticed {noticed:.3f} s later, up again after {back:.2f} s")
+        server.close()
+
+
 def fit(build):
     model = os.path.join(ROOT, "tests/bench/configs/llama-3.1-70b")
     command = [os.path.join(build, "quire"), "serve", model, "--device", "cuda", "--port", "0"]
@@ -226,12 +355,14 @@ def fit(build):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
-    parser.add_argument("what", choices=["device", "invariant", "apart", "replicas", "fit"])
+    parser.add_argument("what", choices=["device", "invariant", "apart", "replicas", "faults", "fit"])
     args = parser.parse_args()
     if not os.path.exists(MODEL):
         print(f"skipped: no model at {MODEL}")
         return 77
-    {"device": device, "invariant": invariant, "apart": apart, "replicas": replicas, "fit": fit}[args.what](args.build)
+    for part in (device, invariant, apart, replicas, faults, fit):
+        if part.__name__ == args.what:
+            part(args.build)
     return 0
 
 
