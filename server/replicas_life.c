@@ -146,6 +146,7 @@ static void replica_lost(struct replica *r, const struct err *why, int64_t now_n
     struct replicas *all = r->all;
     bool refusal = remote_phase(r->remote) == LINK_FAILED && r->starts == 1;
     int pid = remote_pid(r->remote);
+    remote_take(r->remote, replica_news, r); /* what it still said; nonsense ends it either way */
     if (!r->closing) {
         r->last_death = *why;
         r->deaths++;

@@ -152,10 +152,23 @@ void replicas_cancel(struct replicas *all, uint64_t request_id) {
 
 /* ---- news ------------------------------------------------------------------------------------------------------- */
 
+/* The engine had no room after all: another one may. */
+static bool pending_moved(struct replica *r, struct pending *p, const struct event *event) {
+    struct err err;
+    if (event->finish != FINISH_ERROR || event->error_code != ERR_EXHAUSTED || !p->copy || p->retried || p->cancelled)
+        return false;
+    p->retried = true;
+    pending_unlink(r, p);
+    if (pending_send(r->all, p, p->copy, r->index, &err) == 0) return true;
+    pending_link(r, p);
+    return false;
+}
+
 /* Keeps the books of one event. False: it does not go on now. */
 static bool event_note(struct replica *r, const struct event *event) {
     struct pending *p = table_find(&r->all->pendings, event->request_id);
     if (!p || p->replica != r->index || p->held) return false;
+    if (pending_moved(r, p, event)) return false;
     bool fault = event->finish == FINISH_ERROR && event->error_code == ERR_FATAL;
     if (fault && p->copy && !p->retried && !p->cancelled) {
         p->held = mem_alloc(event->bytes);

@@ -8,7 +8,7 @@ import time
 import unittest
 
 from http_support import default_model
-from test_replicas import KEY, RANKS, ROUNDS, SLOW, Base, Stream, replicas, wait_for
+from test_replicas import KEY, RANKS, SLOW, Base, Stream, batches, replicas, wait_for
 
 
 ASK = {"model": "default", "prompt": "Count: one, two,", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
@@ -18,12 +18,12 @@ ASK = {"model": "default", "prompt": "Count: one, two,", "max_tokens": 300, "tem
 class Ranks(Base):
     def test_device_call_fails(self):
         file = os.path.join(tempfile.gettempdir(), "quire-fault-%d" % os.getpid())
-        for kind in ("fail", "result"):
+        for kind, count in [(kind, count) for kind in ("fail", "result") for count in batches(6)]:
             fault = "rank:1,step:1,%s,once:%s" % (kind, file)
             flags = (*RANKS, "--routing-policy", "round-robin", "--step-timeout", "10")
             server = self.server(2, *flags, env={"QUIRE_FAULT": fault}, model=default_model())
             load = max(r["last_start_seconds"] for r in replicas(server))
-            for _ in range(ROUNDS):
+            for _ in range(count):
                 before = replicas(server)
                 streams = [Stream(server, 300, json.dumps({**ASK, "stream": True})) for _ in range(4)]
                 for stream in streams:

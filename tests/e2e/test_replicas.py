@@ -61,6 +61,17 @@ def submitted(server, replica, model="fake"):
     return server.metric('quire:requests_submitted_total{model_name="%s",engine="%d"' % (model, replica))
 
 
+def batches(most):
+    """ROUNDS in parts: an engine that dies again and again is started after ever longer pauses, so that a server sees
+    only some of them."""
+    return [min(most, ROUNDS - at) for at in range(0, ROUNDS, most)]
+
+
+def send(pid, number=signal.SIGKILL):
+    assert pid > 0, "no process"
+    os.kill(pid, number)
+
+
 def open_files(pid):
     return len(os.listdir("/proc/%d/fd" % pid))
 
@@ -137,97 +148,102 @@ class Base(unittest.TestCase):
 
 class Faults(Base):
     def test_kill_idle(self):
-        server = self.server(2, env=STEP)
-        files = open_files(server.process.pid)
-        for i in range(ROUNDS):
-            victim = replicas(server)[i % 2]
-            os.kill(victim["pid"], signal.SIGKILL)
-            self.wait_death(server, i % 2, victim["deaths"], 0.5)
-            self.assertEqual(server.post("/v1/completions", body(3, False), KEY).status, 200)
-            self.assertEqual(server.get("/health/ready").status, 200)
-            self.wait_up(server, 2, 5)
-            self.assertNotEqual(replicas(server)[i % 2]["pid"], victim["pid"])
-        self.assertIn("signal 9", replicas(server)[0]["last_death"])
-        self.assertEqual(server.metric('quire:replica_deaths_total{model_name="fake",engine="0"}'), (ROUNDS + 1) // 2)
-        self.assertLessEqual(open_files(server.process.pid), files + 2)  # each engine has its own, as before
+        for count in batches(8):
+            server = self.server(2, env=STEP)
+            files = open_files(server.process.pid)
+            for i in range(count):
+                victim = replicas(server)[i % 2]
+                send(victim["pid"])
+                self.wait_death(server, i % 2, victim["deaths"], 0.5)
+                self.assertEqual(server.post("/v1/completions", body(3, False), KEY).status, 200)
+                self.assertEqual(server.get("/health/ready").status, 200)
+                self.wait_up(server, 2, 5)
+                self.assertNotEqual(replicas(server)[i % 2]["pid"], victim["pid"])
+            self.assertIn("signal 9", replicas(server)[0]["last_death"])
+            deaths = 'quire:replica_deaths_total{model_name="fake",engine="0"}'
+            self.assertEqual(server.metric(deaths), (count + 1) // 2)
+            self.assertLessEqual(open_files(server.process.pid), files + 2)  # each engine has its own, as before
 
     def test_kill_streaming(self):
         """Half of the streams end with an error event, soon; the others go on as if nothing had happened."""
-        server = self.server(2, "--routing-policy", "round-robin", env=STEP)
-        for i in range(ROUNDS):
-            streams = [Stream(server, 400) for _ in range(8)]
-            for stream in streams:
-                self.assertTrue(stream.begun.wait(10))
-            victim = replicas(server)[i % 2]
-            self.assertEqual(victim["requests"], 4)
-            begun = time.monotonic()
-            os.kill(victim["pid"], signal.SIGKILL)
-            ends = [stream.end() for stream in streams]
-            self.assertEqual(sorted(ends), ["error"] * 4 + ["whole"] * 4)
-            for stream, end in zip(streams, ends):
-                if end == "error":
-                    self.assertLess(stream.ended - begun, 1 * SLOW)
-                    self.assertTrue(stream.reply.body.endswith(b"data: [DONE]\n\n"))
-                else:
-                    self.assertLess(stream.gap, 0.5 * SLOW)
-            self.wait_up(server, 2, 5)
-        self.assertEqual(server.metric("quire:replica_requests_failed_total"), 4 * ROUNDS)
+        for count in batches(8):
+            server = self.server(2, "--routing-policy", "round-robin", env=STEP)
+            for i in range(count):
+                streams = [Stream(server, 400) for _ in range(8)]
+                for stream in streams:
+                    self.assertTrue(stream.begun.wait(10))
+                victim = replicas(server)[i % 2]
+                self.assertEqual(victim["requests"], 4)
+                begun = time.monotonic()
+                send(victim["pid"])
+                ends = [stream.end() for stream in streams]
+                self.assertEqual(sorted(ends), ["error"] * 4 + ["whole"] * 4)
+                for stream, end in zip(streams, ends):
+                    if end == "error":
+                        self.assertLess(stream.ended - begun, 1 * SLOW)
+                        self.assertTrue(stream.reply.body.endswith(b"data: [DONE]\n\n"))
+                    else:
+                        self.assertLess(stream.gap, 0.5 * SLOW)
+                self.wait_up(server, 2, 5)
+            self.assertEqual(server.metric("quire:replica_requests_failed_total"), 4 * count)
 
     def test_kill_not_streamed(self):
         """What nobody has seen a piece of is computed by the other engine."""
-        server = self.server(2, "--routing-policy", "round-robin", env=STEP)
-        for i in range(ROUNDS):
-            replies = []
+        for count in batches(8):
+            server = self.server(2, "--routing-policy", "round-robin", env=STEP)
+            for i in range(count):
+                replies = []
 
-            def ask():
-                replies.append(server.post("/v1/completions", body(100, False), KEY))
+                def ask():
+                    replies.append(server.post("/v1/completions", body(100, False), KEY))
 
-            threads = [threading.Thread(target=ask) for _ in range(6)]
-            for thread in threads:
-                thread.start()
-            wait_for(lambda: sum(r["requests"] for r in replicas(server)) == 6, 5, "six requests")
-            os.kill(replicas(server)[i % 2]["pid"], signal.SIGKILL)
-            for thread in threads:
-                thread.join(30)
-            self.assertEqual([r.status for r in replies], [200] * 6)
-            texts = {json.loads(r.body)["choices"][0]["text"] for r in replies}
-            self.assertEqual(len(texts), 1)
-            self.wait_up(server, 2, 5)
-        self.assertEqual(server.metric("quire:replica_requests_retried_total"), 3 * ROUNDS)
-        self.assertEqual(server.metric("quire:replica_requests_failed_total"), 0)
+                threads = [threading.Thread(target=ask) for _ in range(6)]
+                for thread in threads:
+                    thread.start()
+                wait_for(lambda: sum(r["requests"] for r in replicas(server)) == 6, 5, "six requests")
+                send(replicas(server)[i % 2]["pid"])
+                for thread in threads:
+                    thread.join(30)
+                self.assertEqual([r.status for r in replies], [200] * 6)
+                texts = {json.loads(r.body)["choices"][0]["text"] for r in replies}
+                self.assertEqual(len(texts), 1)
+                self.wait_up(server, 2, 5)
+            self.assertEqual(server.metric("quire:replica_requests_retried_total"), 3 * count)
+            self.assertEqual(server.metric("quire:replica_requests_failed_total"), 0)
 
     def test_kill_the_only_one(self):
         """The front stays: 503 with Retry-After, health says so, and then it serves again."""
-        server = self.server(1, env={**STEP, "QUIRE_FAKE_LOAD_MS": "300"})
-        front = server.process.pid
-        for _ in range(ROUNDS):
-            stream = Stream(server, 2000)
-            self.assertTrue(stream.begun.wait(10))
-            victim = replicas(server)[0]
-            begun = time.monotonic()
-            os.kill(victim["pid"], signal.SIGKILL)
-            self.assertEqual(stream.end(), "error")
-            self.assertLess(stream.ended - begun, 1 * SLOW)
-            reply = server.post("/v1/completions", body(3, False), KEY)
-            self.assertEqual(reply.status, 503)
-            self.assertIn("error", json.loads(reply.body))
-            self.assertGreaterEqual(int(reply.headers["retry-after"]), 1)
-            ready = server.get("/health/ready")
-            self.assertEqual(ready.status, 503)
-            self.assertEqual(json.loads(ready.body)["status"], "no engine is up")
-            self.assertEqual(server.get("/health/live").status, 200)
-            self.assertEqual(server.get("/health/startup").status, 200)
-            self.wait_up(server, 1, 0.3 + 5)
-            self.assertEqual(server.post("/v1/completions", body(3, False), KEY).status, 200)
-        self.assertEqual(server.process.pid, front)
-        self.assertEqual(server.metric("quire:ready"), 1)
+        for count in batches(4):
+            server = self.server(1, env={**STEP, "QUIRE_FAKE_LOAD_MS": "300"})
+            front = server.process.pid
+            for _ in range(count):
+                stream = Stream(server, 2000)
+                self.assertTrue(stream.begun.wait(10))
+                victim = replicas(server)[0]
+                begun = time.monotonic()
+                send(victim["pid"])
+                self.assertEqual(stream.end(), "error")
+                self.assertLess(stream.ended - begun, 1 * SLOW)
+                reply = server.post("/v1/completions", body(3, False), KEY)
+                self.assertEqual(reply.status, 503)
+                self.assertIn("error", json.loads(reply.body))
+                self.assertGreaterEqual(int(reply.headers["retry-after"]), 1)
+                ready = server.get("/health/ready")
+                self.assertEqual(ready.status, 503)
+                self.assertEqual(json.loads(ready.body)["status"], "no engine is up")
+                self.assertEqual(server.get("/health/live").status, 200)
+                self.assertEqual(server.get("/health/startup").status, 200)
+                self.wait_up(server, 1, 0.3 + 5)
+                self.assertEqual(server.post("/v1/completions", body(3, False), KEY).status, 200)
+            self.assertEqual(server.process.pid, front)
+            self.assertEqual(server.metric("quire:ready"), 1)
 
     def test_kill_while_starting(self):
         for i in range(ROUNDS):
             server = self.server(2, env={"QUIRE_FAKE_LOAD_MS": "400"}, wait=False)
             wait_for(lambda: len(children(server.process.pid)) == 2, 5, "two engines")
             time.sleep(random.uniform(0, 0.3))
-            os.kill(children(server.process.pid)[i % 2], signal.SIGKILL)
+            send(children(server.process.pid)[i % 2])
             server.wait_line('msg="ready"')
             self.assertEqual(server.post("/v1/completions", body(3, False), KEY).status, 200)
             self.wait_up(server, 2, 0.4 + 5)
@@ -235,24 +251,25 @@ class Faults(Base):
 
     def test_stop_idle_and_busy(self):
         """A stopped engine has no heartbeat."""
-        server = self.server(2, "--routing-policy", "round-robin", env=STEP)
-        for i in range(ROUNDS):
-            streams = [Stream(server, 1000) for _ in range(2)] if i % 2 else []
-            for stream in streams:
-                self.assertTrue(stream.begun.wait(10))
-            victim = replicas(server)[0]
-            begun = time.monotonic()
-            os.kill(victim["pid"], signal.SIGSTOP)
-            self.wait_death(server, 0, victim["deaths"], 2.5)
-            ends = [stream.end() for stream in streams]
-            self.assertEqual(sorted(ends), ["error", "whole"] if streams else [])
-            for stream, end in zip(streams, ends):
-                if end == "error":
-                    self.assertLess(stream.ended - begun, 3.5 * SLOW)
-                else:
-                    self.assertLess(stream.gap, 0.5 * SLOW)
-            self.wait_up(server, 2, 5)
-            self.assertFalse(alive(victim["pid"]))
+        for count in batches(4):
+            server = self.server(2, "--routing-policy", "round-robin", env=STEP)
+            for i in range(count):
+                streams = [Stream(server, 1000) for _ in range(2)] if i % 2 else []
+                for stream in streams:
+                    self.assertTrue(stream.begun.wait(10))
+                victim = replicas(server)[0]
+                begun = time.monotonic()
+                send(victim["pid"], signal.SIGSTOP)
+                self.wait_death(server, 0, victim["deaths"], 2.5)
+                ends = [stream.end() for stream in streams]
+                self.assertEqual(sorted(ends), ["error", "whole"] if streams else [])
+                for stream, end in zip(streams, ends):
+                    if end == "error":
+                        self.assertLess(stream.ended - begun, 3.5 * SLOW)
+                    else:
+                        self.assertLess(stream.gap, 0.5 * SLOW)
+                self.wait_up(server, 2, 5)
+                self.assertFalse(alive(victim["pid"]))
 
     def test_step_timeout(self):
         server = self.server(1, "--step-timeout", "1", env={"QUIRE_FAKE_STALL": "1"})
@@ -290,7 +307,7 @@ class Faults(Base):
         with Server("--data-parallel-size", "1", env={"QUIRE_FAKE_REFUSE": file}) as server:
             self.addCleanup(os.unlink, file)
             open(file, "w").close()
-            os.kill(children(server.process.pid)[0], signal.SIGKILL)
+            send(children(server.process.pid)[0])
             self.assertEqual(server.process.wait(90), 3)
             said = [line for line in server.lines if not line.startswith("time=")]
             self.assertEqual(len(said), 1, said)
@@ -399,7 +416,7 @@ class Golden(Base):
         self.assertEqual([submitted(server, i, "default") for i in (0, 1)], [4, 4])
         begun = time.monotonic()
         victim = replicas(server)[0]
-        os.kill(victim["pid"], signal.SIGKILL)
+        send(victim["pid"])
         self.wait_death(server, 0, 0, 0.5)
         self.wait_up(server, 2, victim["last_start_seconds"] + 5)
         self.assertLess(time.monotonic() - begun, (victim["last_start_seconds"] + 5.5) * SLOW)

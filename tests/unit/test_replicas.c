@@ -403,6 +403,16 @@ static void test_full(void **state) {
     assert_int_equal(w.live[1]->sent_count, 1);
     w.live[1]->submit_rc = ERR_EXHAUSTED;
     assert_int_equal(submit(2, 1), ERR_EXHAUSTED);
+    w.live[0]->submit_rc = w.live[1]->submit_rc = 0;
+    assert_int_equal(submit(4, 2), 0); /* taken, and refused by the engine itself: the other one has room */
+    assert_int_equal(w.live[0]->sent[0], 4);
+    for (int32_t i = 0; i < 2; i++) say_error(0, 4, i, FINISH_ERROR, ERR_EXHAUSTED);
+    run_ms(5);
+    assert_int_equal(heard(4, FINISH_ERROR), 0);
+    assert_int_equal(w.live[1]->sent[1], 4);
+    for (int32_t i = 0; i < 2; i++) say_error(1, 4, i, FINISH_ERROR, ERR_EXHAUSTED);
+    run_ms(5);
+    assert_int_equal(heard(4, FINISH_ERROR), 2);
     w.live[1]->submit_rc = ERR_INVALID;
     w.live[0]->submit_rc = ERR_INVALID;
     assert_int_equal(submit(3, 1), ERR_INVALID);
