@@ -217,7 +217,10 @@ class Image(unittest.TestCase):
         print("target cuda adds %d MB" % added, file=sys.stderr)
         self.assertLess(added + 75, 2000)
         cache = subprocess.run(["chroot", tree, "ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-        self.assertIn("libcublasLt.so.13", cache)
+        for name in ("libcublasLt.so.13", "libnccl.so.2"):
+            self.assertIn(name, cache)
+        with open(tree + "/usr/local/bin/quire", "rb") as f:
+            self.assertIn(b"ncclCommInitRank", f.read(), "compiled without NCCL")
         self.serve(tree)
 
     def serve(self, tree):
