@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/linear_private.h"
+#include "kernels/cuda/linear_route_table.h"
 
 /* Without the library everything still runs, many rows more slowly. It is missing where only the driver was installed,
  * and does not open where the driver is told to compile all code anew. */
@@ -50,36 +51,57 @@ void cuda_linear_close(struct backend *backend) {
 }
 
 /* ---- which kernel --------------------------------------------------------------------------------------------------
- * Measured on an H200 with the shapes of Llama 1B and 8B, in graphs of all layers (tests/tools/bench_linear_cuda.cu):
- * up to 16 rows the kernel that streams rows is ahead (8B at 1 row: 3.6 ms, the library 4.2; 1B: 0.63 and 0.92).
- * Beyond, Hopper's tiles are ahead where the activation of gate and up goes with the product, and where they fill the
- * GPU evenly for up to 64 rows (o and down of 8B: 13 and 34 us, the library 15 and 35) or, of long sums, for many; the
- * library for the rest, save few rows of small matrices. Of many rows the limit is power: after a second the clock is
- * 1400 to 1500 MHz, where down reaches 665 TFLOP/s by tiles and 650 by the library, o 620 and 654, q, k and v 640 and
- * 655. Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
-
-enum route { ROUTE_MMA, ROUTE_ROWS, ROUTE_SM90, ROUTE_GEMM };
+ * On the GPU that the table was measured on, and for the matrices it names, what was fastest there. Else by rule, of
+ * the same measurements: up to 16 rows the kernel that streams rows (8B at 1 row: 3.6 ms, the library 4.2; 1B: 0.63
+ * and 0.92), the portable one for few more rows of small matrices; Hopper's tiles where the activation of gate and up
+ * goes with the product, save where their tiles of 128 and 256 tokens fit badly, and where long sums fill the GPU
+ * evenly; the library for the rest. Of many rows the limit is power: after a second the clock is 1400 to 1500 MHz,
+ * where down of 8B reaches 665 TFLOP/s by tiles and 650 by the library, o 620 and 654, q, k and v 640 and 655.
+ * Quantised weights, odd strides and batch-invariant results are the portable kernels' alone. */
 
 /* Up to 32 rows of a matrix of up to 8M values the portable kernels take 7 to 9 us, the library 9 to 10. */
 enum { SOME_ROWS = 32, SMALL_VALUES = 8 << 20 };
-enum { STREAM_ROWS = 64, STREAM_COLS = 4096, MANY_ROWS = 2048, MANY_COLS = 8192, HEAD_OUT = 65536 };
+enum { STREAM_ROWS = 64, MANY_ROWS = 2048, LONG_COLS = 8192, HEAD_OUT = 65536 };
+
+/* Gate and up of so many rows go by the library, and their activation apart (8B at 192 rows: 90 us, the library 73 and
+ * the activation about 4; at 384 219 and 122; at 1000 306 and 266). */
+static bool gated_apart_ahead(int32_t rows) {
+    return (rows > 128 && rows <= 192) || (rows > 256 && rows <= 1024);
+}
 
 static bool tiles_ahead(const struct linear_sm90 *sm90, const struct linear_product *p) {
-    if (p->gated || p->bias) return true;
-    const bool stream = p->rows <= STREAM_ROWS && p->cols >= STREAM_COLS;
-    const bool many = p->rows >= MANY_ROWS && p->cols > MANY_COLS;
-    return (stream || many) && p->out < HEAD_OUT && linear_sm90_fill(sm90, p) >= 0.9;
+    if (p->bias) return true;
+    if (p->gated) return !gated_apart_ahead(p->rows);
+    const bool rows = p->rows <= STREAM_ROWS || p->rows >= MANY_ROWS;
+    return rows && p->cols > LONG_COLS && p->out < HEAD_OUT && linear_sm90_fill(sm90, p) >= 0.9;
+}
+
+/* What the kernels behind a route take. Gate and up go by the library with their activation apart. */
+static bool route_takes(const struct cuda *cuda, const struct linear_product *p, enum route route) {
+    const struct linear_sm90 *sm90 = &cuda->linear->sm90;
+    struct linear_product plain = *p;
+    plain.gated = false;
+    switch (route) {
+    case ROUTE_ROWS:
+        return sm90->clusters > 0 && linear_rows_takes(p);
+    case ROUTE_SM90:
+        return sm90->clusters > 0 && linear_sm90_takes(p);
+    case ROUTE_GEMM:
+        return cuda->linear->gemm.handle && linear_gemm_takes(&plain);
+    default:
+        return true;
+    }
 }
 
 static enum route route_of(const struct cuda *cuda, const struct linear_product *p) {
-    const struct linear_sm90 *sm90 = &cuda->linear->sm90;
-    const bool library = cuda->linear->gemm.handle && linear_gemm_takes(p);
-    const bool tiles = sm90->clusters > 0 && linear_sm90_takes(p);
+    enum route route;
     if (cuda->batch_invariant || p->dtype != DTYPE_BF16) return ROUTE_MMA;
-    if (sm90->clusters > 0 && linear_rows_takes(p)) return ROUTE_ROWS;
-    if (tiles && tiles_ahead(sm90, p)) return ROUTE_SM90;
+    if (cuda->linear->gemm.measured && route_measured(p, &route) && route_takes(cuda, p, route)) return route;
+    if (route_takes(cuda, p, ROUTE_ROWS)) return ROUTE_ROWS;
+    const bool tiles = route_takes(cuda, p, ROUTE_SM90);
+    if (tiles && tiles_ahead(&cuda->linear->sm90, p)) return ROUTE_SM90;
     if (p->rows <= SOME_ROWS && (int64_t)p->out * p->cols <= SMALL_VALUES) return ROUTE_MMA;
-    return library ? ROUTE_GEMM : tiles ? ROUTE_SM90 : ROUTE_MMA;
+    return route_takes(cuda, p, ROUTE_GEMM) ? ROUTE_GEMM : tiles ? ROUTE_SM90 : ROUTE_MMA;
 }
 
 /* One segment of op_linear. */
@@ -103,11 +125,11 @@ static struct linear_product segment_product(const struct op_linear_args *args,
     };
 }
 
-static int product_run(struct backend *backend, const struct linear_product *p, struct err *err) {
+static int product_run(struct backend *backend, const struct linear_product *p, enum route route, struct err *err) {
     struct cuda *cuda = backend->cuda;
     struct cuda_linear *linear = cuda->linear;
     int code;
-    switch (route_of(cuda, p)) {
+    switch (route) {
     case ROUTE_GEMM:
         code = linear_gemm_launch(&linear->gemm, cuda->stream, cuda->scratch, p);
         if (code)
@@ -132,7 +154,7 @@ int cuda_op_linear(struct backend *backend, const struct op_linear_args *args, s
     if (args->rows == 0) return 0;
     for (int32_t s = 0; s < w->segment_count && !rc; s++) {
         const struct linear_product p = segment_product(args, &w->segments[s]);
-        rc = product_run(backend, &p, err);
+        rc = product_run(backend, &p, route_of(backend->cuda, &p), err);
     }
     return rc;
 }
@@ -172,11 +194,12 @@ int cuda_op_linear_gated(struct backend *backend, const struct op_linear_gated_a
         .activation = args->activation,
         .gated = true,
     };
+    const enum route route = route_of(backend->cuda, &p);
+    if (route != ROUTE_GEMM) return product_run(backend, &p, route, err);
     struct linear_product both = p; /* the matrix as it lies, its activation after it */
     both.gated = false, both.y = args->gate_up, both.y_stride = w->base.rows;
-    if (args->bias || route_of(backend->cuda, &p) != ROUTE_MMA || route_of(backend->cuda, &both) != ROUTE_GEMM)
-        return product_run(backend, &p, err);
-    int rc = product_run(backend, &both, err);
+    if (((uintptr_t)both.y & 15) != 0) return product_run(backend, &p, ROUTE_MMA, err);
+    int rc = product_run(backend, &both, ROUTE_GEMM, err);
     return rc ? rc
               : cuda_gated_act_interleaved(backend, args->gate_up, args->out, args->rows, w->base.rows / 2,
                                            args->activation, err);
