@@ -356,6 +356,7 @@ static int step_finish(struct engine *engine, struct step *step, struct err *err
     int64_t done_ns = clock_now_ns();
     sched_complete(engine->sched, step->batch, results, done_ns);
     outputs_take(engine);
+    snapshot_publish(engine); /* its tokens are counted when somebody has them */
     events_send(engine);
     int64_t end_ns = clock_now_ns();
     step->finish_ns = end_ns - done_ns;

@@ -18,13 +18,16 @@
 #define CUDA_GRAPHS_BYTES   ((size_t)MODEL_GRAPHS_MAX * ((size_t)2 << 20))
 #define CUDA_OVERHEAD_BYTES (((size_t)896 << 20) + CUDA_GRAPHS_BYTES)
 
+/* Of a GPU's memory, where nothing else is said. */
+#define MEMORY_SHARE_USUAL 0.92
+
 /* CPU: 256 tokens a step keep the worst gap of a stream below 0.4 s at 1,000 prompt tokens a second; more than 64 rows
  * a decode step gain nothing there. CUDA: prompts of an 8B model run at 48,000 tokens a second, so a step of 8192 that
  * nobody waits for takes 170 ms and one of 2048 beside decodes 45 ms. */
 static const struct device_defaults {
     int32_t max_num_seqs, max_num_batched_tokens, max_num_mixed_tokens;
     double memory_utilization;
-} cpu_defaults = {64, 256, 0, 0.5}, cuda_defaults = {1024, 8192, 2048, 0.92};
+} cpu_defaults = {64, 256, 0, 0.5}, cuda_defaults = {1024, 8192, 2048, MEMORY_SHARE_USUAL};
 
 static bool on_cuda(const struct backend_info *device) {
     return device->device == DEVICE_CUDA;
@@ -132,7 +135,9 @@ static int memory_refuse(const struct engine_options *o, const struct model_file
     if (sum->share < SIZE_MAX)
         snprintf(share, sizeof share, " and --gpu-memory-utilization %.2f of %s allows %zu MiB", o->memory_utilization,
                  on_cuda(device) ? "all" : "these", sum->share >> 20);
-    if (on_cuda(device)) {
+    /* A GPU that would hold it, were it not in use or its share so small, needs no other one. */
+    const bool alone = (double)all <= MEMORY_SHARE_USUAL * (double)device->memory_total_bytes;
+    if (on_cuda(device) && !alone) {
         fit_choices(o, files, backend, device, &fit);
         fit_sentence(&fit, o->ranks + 1, more, sizeof more);
     }

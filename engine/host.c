@@ -53,7 +53,11 @@ static void news_write(struct host *host, enum news_kind kind, const void *body,
 static void on_events(void *user, const void *records, size_t bytes) {
     struct host *host = user;
     atomic_store_explicit(&host->stirred, true, memory_order_relaxed);
+    /* Figures first: who reads them when he has an answer finds it counted. */
+    struct engine_stats stats;
     pthread_mutex_lock(&host->mutex);
+    engine_stats(host->engine, &stats);
+    link_set_stats(host->link, &stats);
     news_write(host, NEWS_EVENTS, records, bytes);
     pthread_mutex_unlock(&host->mutex);
 }
@@ -149,12 +153,12 @@ static void beat(struct host *host, const struct engine_stats *stats) {
 }
 
 static void state_publish(struct host *host, struct engine_stats *stats) {
+    pthread_mutex_lock(&host->mutex);
     engine_stats(host->engine, stats);
     link_set_stats(host->link, stats);
-    beat(host, stats);
-    pthread_mutex_lock(&host->mutex);
     link_flush(host->link);
     pthread_mutex_unlock(&host->mutex);
+    beat(host, stats);
 }
 
 static void host_wait(struct host *host) {
