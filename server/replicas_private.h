@@ -27,7 +27,8 @@ struct pending {
     struct request *copy; /* until its first news, where there is another replica */
     struct event *held;   /* an error that may be its replica's death, kept until that is known */
     int64_t held_ns;
-    struct route_request route; /* owns the keys */
+    int32_t prompt_tokens;
+    struct route_request route; /* owns the keys; its prompt_tokens are those that are left to compute */
 };
 
 /* The handles of one engine; outlives the replica's interest in it until libuv has closed them. */

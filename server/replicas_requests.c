@@ -31,7 +31,7 @@ static struct pending *pending_new(struct replicas *all, const struct request *r
     struct pending *p = mem_zalloc(1, sizeof *p);
     p->id = request->id;
     p->n = p->unfinished = request->n;
-    p->route.prompt_tokens = (int32_t)request->prompt.count;
+    p->prompt_tokens = p->route.prompt_tokens = (int32_t)request->prompt.count;
     p->route.output_tokens = request->max_tokens;
     p->route.session = session;
     if (all->count == 1) return p;
@@ -93,10 +93,13 @@ static int none_up(struct err *err) {
     return err_set(err, ERR_CLOSED, "no engine is up: one is being started, please ask again");
 }
 
-static int32_t pending_choose(struct replicas *all, const struct pending *p, int32_t except) {
-    int32_t hits;
-    if (all->route) return route_choose(all->route, &p->route, except, &hits);
-    return all->items[0].state == REPLICA_UP ? 0 : -1;
+/* What lies in the chosen one's cache is no work for it. */
+static int32_t pending_choose(struct replicas *all, struct pending *p, int32_t except) {
+    int32_t hits = 0;
+    if (!all->route) return all->items[0].state == REPLICA_UP ? 0 : -1;
+    int32_t chosen = route_choose(all->route, &p->route, except, &hits);
+    p->route.prompt_tokens = p->prompt_tokens - hits * all->info.page_size;
+    return chosen;
 }
 
 /* The one with the least promised that is up and was not tried. */
@@ -127,6 +130,7 @@ static int pending_send(struct replicas *all, struct pending *p, const struct re
         if (rc == 0) pending_link(&all->items[chosen], p);
         if (rc != ERR_EXHAUSTED && rc != ERR_CLOSED) break;
         chosen = least_loaded(all, tried);
+        p->route.prompt_tokens = p->prompt_tokens;
     }
     return rc;
 }
@@ -247,7 +251,7 @@ static void end_write(const struct pending *p, struct buf *out) {
         struct event_parts parts = {.head = {.sample = i,
                                              .request_id = p->id,
                                              .finish = p->cancelled ? FINISH_ABORT : FINISH_ERROR,
-                                             .prompt_tokens = p->route.prompt_tokens,
+                                             .prompt_tokens = p->prompt_tokens,
                                              .error_code = p->cancelled ? 0 : ERR_CLOSED}};
         if (!p->cancelled) {
             parts.text = sentence;
