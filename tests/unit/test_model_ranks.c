@@ -11,7 +11,9 @@
 #include <math.h>
 
 #include "engine/base/clock.h"
+#include "engine/model/model_private.h"
 #include "engine/ranks.h"
+#include "kernels/backend_internal.h"
 #include "tests/unit/model_run.h"
 #include "tests/unit/tiny_gguf.h"
 
@@ -106,7 +108,13 @@ static int traffic(struct side *s, int32_t vocab, struct answers *out, struct er
     const struct feed late[] = {{0, 31, 1, 1, ids[0] + 31}, {1, 59, 1, 1, ids[1] + 59}, {2, 14, 7, 1, ids[2] + 14}};
     if (rc == 0) rc = side_step(s, silent, 1, out, err);
     if (rc == 0) rc = side_step(s, silent + 1, 1, out, err);
-    return rc ? rc : side_step(s, late, 3, out, err);
+    if (rc == 0) rc = side_step(s, late, 3, out, err);
+    for (int32_t i = 0; rc == 0 && i < 3; i++) {
+        const struct feed all[] = {
+            {0, 32 + i, 1, 1, ids[0] + 32 + i}, {1, 60 + i, 1, 1, ids[1] + 60 + i}, {2, 21 + i, 1, 1, ids[2] + 21 + i}};
+        rc = side_step(s, all, 3, out, err);
+    }
+    return rc;
 }
 
 /* Sums are rounded in another order: on the CPU in f32, on a GPU to bf16 once more. */
@@ -267,6 +275,51 @@ static void test_shapes(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) shape_case(&shapes[i]);
 }
 
+/* ---- one rank that cannot record its decode steps: the others replay theirs ---------------------------------------
+ */
+
+static const struct device_table *real_table;
+
+static int record_fails(struct backend *backend, struct graph **out, struct err *err) {
+    struct graph *graph = NULL;
+    int rc = real_table->graph_end(backend, &graph, err);
+    if (rc == 0) real_table->graph_free(backend, graph);
+    *out = NULL;
+    return rc ? rc : err_set(err, ERR_NOMEM, "no memory for a graph");
+}
+
+static void test_one_cannot_record(void **state) {
+    (void)state;
+    struct tiny_model tiny = shape_model(&shapes[0]);
+    struct answers *one = mem_zalloc(1, sizeof *one), *two = mem_zalloc(1, sizeof *two);
+    struct model_stats stats[2];
+    struct side side;
+    struct err err = {0};
+    if (!run_on_cuda()) {
+        print_message("skipped: no GPU\n");
+        skip();
+    }
+    tiny_make(&tiny, 7);
+    shape_run(&shapes[0], tiny.folder, 1, one);
+    if (side_open(&side, tiny.folder, 2, false, &err)) fail_msg("%s", err.text);
+    struct backend *last = ((struct model *)ranks_model(side.ranks, 1))->backend;
+    struct device_table table = *last->table;
+    real_table = last->table;
+    table.graph_end = record_fails;
+    last->table = &table;
+    if (traffic(&side, shapes[0].vocab, two, &err)) fail_msg("%s", err.text);
+    for (int32_t rank = 0; rank < 2; rank++) model_stats(ranks_model(side.ranks, rank), &stats[rank]);
+    last->table = real_table;
+    side_close(&side);
+    compare(one, two, shapes[0].vocab, "one rank cannot record");
+    assert_int_equal(stats[0].decode_steps, stats[1].decode_steps);
+    assert_true(stats[0].graph_replays > 0 && stats[0].graph_captures == 2);
+    assert_int_equal(stats[1].graph_replays, 0);
+    tiny_free(&tiny);
+    mem_free(one);
+    mem_free(two);
+}
+
 /* What does not divide is refused with the arithmetic and with what does. */
 static const struct refusal {
     int32_t heads, kv_heads, ffn, vocab, ranks;
@@ -357,6 +410,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_one_cannot_record),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
