@@ -1,6 +1,7 @@
-/* model_private.h: the inside of struct model, shared by model.c (life), model_weights.c (binding), model_memory.c
- * (sizes), model_step.c (a step's inputs), model_graph.c (recorded decode steps), model_stack.c (all layers in one op),
- * model_warm.c (first launches) and model_forward.c (the pass). Rank thread only. */
+/* model_private.h: the inside of struct model, shared by model.c (life), model_weights.c (binding), model_shard.c (a
+ * rank's share), model_memory.c (sizes), model_step.c (a step's inputs), model_graph.c (recorded decode steps),
+ * model_stack.c (all layers in one op), model_warm.c (first launches) and model_forward.c (the pass). Rank thread only.
+ */
 #ifndef QUIRE_MODEL_MODEL_PRIVATE_H
 #define QUIRE_MODEL_MODEL_PRIVATE_H
 
