@@ -117,7 +117,8 @@ static int traffic(struct side *s, int32_t vocab, struct answers *out, struct er
     return rc;
 }
 
-/* Sums are rounded in another order: on the CPU in f32, on a GPU to bf16 once more. */
+/* Sums are rounded in another order: on the CPU in f32, on a GPU to bf16 once more, where a pass of few layers costs 3 %
+ * of a deviation by itself. A slice that begins in a wrong place, or a bias added twice, is off by 45 % and more. */
 static void compare(const struct answers *one, const struct answers *many, int32_t vocab, const char *what) {
     assert_int_equal(one->count, many->count);
     for (int32_t row = 0; row < one->count; row++) {
@@ -132,7 +133,7 @@ static void compare(const struct answers *one, const struct answers *many, int32
                 second = a;
         }
         double deviation = sqrt(size / vocab), rms = sqrt(off / vocab) / deviation;
-        if (!(rms < (run_on_cuda() ? 0.05 : 2e-5))) fail_msg("%s: row %d: off by %g of a deviation", what, row, rms);
+        if (!(rms < (run_on_cuda() ? 0.1 : 2e-5))) fail_msg("%s: row %d: off by %g of a deviation", what, row, rms);
         if (best - second > (run_on_cuda() ? 0.5 : 1e-3) * deviation) assert_int_equal(one->ids[row], many->ids[row]);
     }
 }
