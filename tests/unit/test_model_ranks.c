@@ -117,8 +117,9 @@ static int traffic(struct side *s, int32_t vocab, struct answers *out, struct er
     return rc;
 }
 
-/* Sums are rounded in another order: on the CPU in f32, on a GPU to bf16 once more, where a pass of few layers costs 3 %
- * of a deviation by itself. A slice that begins in a wrong place, or a bias added twice, is off by 45 % and more. */
+/* Sums are rounded in another order: on the CPU in f32, on a GPU to bf16 once more, where a pass of few layers costs
+ * 3 % of a deviation by itself. A slice that begins in a wrong place, or a bias added twice, is off by 45 % and more.
+ */
 static void compare(const struct answers *one, const struct answers *many, int32_t vocab, const char *what) {
     assert_int_equal(one->count, many->count);
     for (int32_t row = 0; row < one->count; row++) {
