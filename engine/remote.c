@@ -307,7 +307,7 @@ int remote_check(struct remote *r, int64_t now_ns, int64_t step_timeout_ns, int6
     if (!step_begin_ns) return 0;
     if (step_begin_ns < r->forgive_ns) step_begin_ns = r->forgive_ns;
     if (now_ns - step_begin_ns <= step_timeout_ns) return 0;
-    return err_set(err, ERR_FATAL, "a step that takes longer than %.1f s", (double)step_timeout_ns * 1e-9);
+    return err_set(err, ERR_FATAL, "a step takes longer than --step-timeout, %.1f s", (double)step_timeout_ns * 1e-9);
 }
 
 void remote_kill(struct remote *r) {
