@@ -2,4 +2,5 @@
 #include "tests/sim/random.c"
 #include "tests/sim/device.c"
 #include "tests/sim/clients.c"
+#include "tests/sim/told.c"
 #include "tests/sim/world.c"

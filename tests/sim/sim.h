@@ -95,7 +95,14 @@ struct sim_device {
 
 struct sim_coverage {
     uint64_t seeds, steps, requests, tokens, hit_tokens, preemptions, copies, takeovers, evictions, cancels, deadlines,
-        faults, stalls, refused_size, refused_queue, stops, lengths, shutdowns, forgets, ended_by_engine;
+        faults, stalls, refused_size, refused_queue, stops, lengths, shutdowns, forgets, ended_by_engine, keys_told;
+};
+
+/* What was told of the prefix index. */
+struct sim_keys {
+    struct hash128 *keys; /* [pages_total] in no order */
+    int32_t count;
+    const char *wrong; /* what was told cannot be; NULL: all of it can */
 };
 
 struct sim {
@@ -104,6 +111,7 @@ struct sim {
     struct sim_plan plan;
     struct sched *sched;
     struct sim_device device;
+    struct sim_keys told;
     struct arena arenas[SIM_FLIGHTS + 1];
     struct sim_flight flights[SIM_FLIGHTS]; /* oldest first */
     int32_t flight_count;
@@ -136,6 +144,11 @@ void device_open(struct sim *sim);
 void device_close(struct sim *sim);
 void device_launch(struct sim *sim, struct sim_flight *flight);  /* checks the batch against the text and the rules */
 void device_execute(struct sim *sim, struct sim_flight *flight); /* moves content, draws tokens */
+
+void told_open(struct sim *sim);
+void told_close(struct sim *sim);
+void told_change(void *sim, struct hash128 key, int change); /* a kv_key_fn */
+void told_check(struct sim *sim);                            /* against the index itself */
 
 void truth_extend(struct sim *sim, struct sim_seq *ss, int32_t count);
 enum finish_reason truth_end(const struct sim_seq *ss, int32_t count); /* after `count` tokens */

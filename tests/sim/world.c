@@ -96,6 +96,8 @@ void plan_draw(struct sim *sim) {
         .vocab = random_range(r, 8, 200),
         .prefix_caching = random_chance(r, 850),
         .hash_key = {random_next(r), random_next(r)},
+        .on_key = told_change,
+        .user = sim,
     };
     p->arrivals = random_range(r, 10, 600);
     p->burst_max = random_chance(r, 300) ? 12 : 2;
@@ -130,6 +132,7 @@ void plan_draw(struct sim *sim) {
 static void audit(struct sim *sim) {
     struct err err = {0};
     SIM_CHECK(sim, sched_audit(sim->sched, true, &err) == 0, "%s", err.text);
+    told_check(sim);
 }
 
 static void complete_oldest(struct sim *sim) {
@@ -252,6 +255,7 @@ static void run(struct sim *sim, uint64_t steps) {
     struct err err = {0};
     SIM_CHECK(sim, sched_open(&sim->plan.options, &sim->sched, &err) == 0, "%s", err.text);
     device_open(sim);
+    told_open(sim);
     for (uint64_t turns = 0; sim->steps < steps && turns < 4 * steps + 100; turns++) {
         clients_arrive(sim);
         clients_disturb(sim);
@@ -287,6 +291,7 @@ bool sim_run(uint64_t seed, uint64_t steps, struct sim_coverage *coverage, char 
     sim_current = NULL;
     sched_close(sim->sched);
     device_close(sim);
+    told_close(sim);
     clients_free(sim);
     for (size_t i = 0; i < sizeof sim->arenas / sizeof sim->arenas[0]; i++) arena_deinit(&sim->arenas[i]);
     mem_free(sim);

@@ -28,11 +28,11 @@ static void coverage_print(const struct sim_coverage *c, double seconds) {
            (unsigned long long)c->copies, (unsigned long long)c->takeovers, (unsigned long long)c->evictions,
            (unsigned long long)c->forgets);
     printf("sim: stops=%llu lengths=%llu cancels=%llu deadlines=%llu faults=%llu shutdowns=%llu ended_by_engine=%llu "
-           "refused_size=%llu refused_queue=%llu\n",
+           "refused_size=%llu refused_queue=%llu keys_told=%llu\n",
            (unsigned long long)c->stops, (unsigned long long)c->lengths, (unsigned long long)c->cancels,
            (unsigned long long)c->deadlines, (unsigned long long)c->faults, (unsigned long long)c->shutdowns,
            (unsigned long long)c->ended_by_engine, (unsigned long long)c->refused_size,
-           (unsigned long long)c->refused_queue);
+           (unsigned long long)c->refused_queue, (unsigned long long)c->keys_told);
 }
 
 static void plan_print(uint64_t seed) {

@@ -18,7 +18,7 @@ static void runs_hold_the_invariants(void **state) {
     assert_true(c.steps >= 100 * 100 && c.tokens > 0 && c.hit_tokens > 0 && c.preemptions > 0 && c.stalls > 0);
     assert_true(c.copies > 0 && c.takeovers > 0 && c.evictions > 0 && c.forgets > 0 && c.cancels > 0);
     assert_true(c.deadlines > 0 && c.faults > 0 && c.stops > 0 && c.lengths > 0 && c.shutdowns > 0);
-    assert_true(c.ended_by_engine > 0 && c.refused_size > 0 && c.refused_queue > 0);
+    assert_true(c.ended_by_engine > 0 && c.refused_size > 0 && c.refused_queue > 0 && c.keys_told > 0);
 }
 
 static void a_seed_is_a_run(void **state) {
