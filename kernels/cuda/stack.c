@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_weight.h"
+#include "kernels/cuda/stack_layers.h"
 
 #define STACK_ALIGN     ((size_t)256)
 #define STACK_PAGES_MAX ((cuuint64_t)1 << 24) /* a bound for the tensor map alone: pages are never counted here */
@@ -15,6 +16,7 @@
 struct cuda_stack {
     struct decode_stack head;
     struct stack_args args;
+    struct stack_layers *layers; /* for more rows than the one kernel takes, or NULL */
     unsigned char *memory;
     size_t memory_bytes;
     uint32_t *error; /* pinned: read after a fault, when device memory no longer answers */
@@ -22,7 +24,7 @@ struct cuda_stack {
 
 /* Where things lie in the stack's block. */
 struct stack_layout {
-    size_t maps, layers, residual, qkv, gate_up, squares, tiles, part, part_stats, barriers, bytes;
+    size_t maps, layers, residual, qkv, gate_up, squares, tiles, part, part_stats, barriers, wide, bytes;
 };
 
 static size_t layout_take(struct stack_layout *layout, size_t bytes) {
@@ -36,7 +38,9 @@ static size_t columns_max(const struct decode_stack_options *o) { /* of x of a p
     return (size_t)(most > o->ffn ? most : o->ffn);
 }
 
-static struct stack_layout layout_of(const struct decode_stack_options *o, int32_t rows, int sms) {
+/* rows: of all; the one kernel has room for its own. */
+static struct stack_layout layout_of(const struct decode_stack_options *o, int32_t rows_all, int sms) {
+    const int32_t rows = rows_all < STACK_ROWS_SERVED ? rows_all : STACK_ROWS_SERVED;
     const size_t row_count = (size_t)rows, layers = (size_t)o->layer_count, hidden = (size_t)o->hidden;
     const size_t width = ((size_t)o->n_heads + 2 * (size_t)o->n_kv_heads) * (size_t)o->head_dim;
     const size_t slots = row_count * (size_t)o->n_kv_heads + (size_t)sms, group = (size_t)(o->n_heads / o->n_kv_heads);
@@ -51,6 +55,7 @@ static struct stack_layout layout_of(const struct decode_stack_options *o, int32
     l.part = layout_take(&l, slots * group * (size_t)o->head_dim * sizeof(float));
     l.part_stats = layout_take(&l, slots * group * 2 * sizeof(float));
     l.barriers = layout_take(&l, 64 * sizeof(uint64_t));
+    l.wide = layout_take(&l, rows_all > rows ? stack_layers_bytes(o, rows_all) : 0);
     return l;
 }
 
@@ -80,7 +85,8 @@ static int32_t rows_served(const struct backend *backend, const struct decode_st
         return 0;
     for (int32_t i = 0; i < o->layer_count; i++)
         if (!layer_served(o, &o->layers[i])) return 0;
-    return o->rows_max < STACK_ROWS_SERVED ? o->rows_max : STACK_ROWS_SERVED;
+    const int32_t wide = stack_layers_rows(backend, o), one = STACK_ROWS_SERVED;
+    return wide > one ? wide : o->rows_max < one ? o->rows_max : one;
 }
 
 size_t cuda_stack_bytes(const struct backend *backend, const struct decode_stack_options *options,
@@ -266,6 +272,8 @@ int cuda_stack_open(struct backend *backend, const struct decode_stack_options *
         rc = tables_upload(backend, options, &at, stack->memory, err);
     }
     if (rc == 0) rc = CUDA_TRY(backend, stack_prepare(), err);
+    if (rc == 0 && rows > STACK_ROWS_SERVED)
+        rc = stack_layers_open(backend, options, rows, stack->memory + at.wide, &stack->layers, err);
     if (rc) {
         cuda_stack_close(backend, &stack->head);
         return rc;
@@ -273,13 +281,14 @@ int cuda_stack_open(struct backend *backend, const struct decode_stack_options *
     stack->args = args_of(options, &at, stack->memory);
     stack->args.error = stack->error;
     backend->cuda->stack_error = stack->error;
-    head_fill(&stack->head, options, rows);
+    head_fill(&stack->head, options, stack->layers || rows < STACK_ROWS_SERVED ? rows : STACK_ROWS_SERVED);
     *out = &stack->head;
     return 0;
 }
 
 void cuda_stack_close(struct backend *backend, struct decode_stack *head) {
     struct cuda_stack *stack = (struct cuda_stack *)(void *)head;
+    stack_layers_close(stack->layers);
     if (stack->memory) backend_free(backend, MEMORY_WORKSPACE, stack->memory, stack->memory_bytes);
     if (stack->error && backend->cuda->stack_error == stack->error) backend->cuda->stack_error = NULL;
     backend_free(backend, MEMORY_PINNED, stack->error, sizeof *stack->error);
@@ -293,6 +302,7 @@ int cuda_op_decode_stack(struct backend *backend, const struct op_decode_stack_a
     struct cuda_stack *stack = (struct cuda_stack *)(void *)args->stack;
     if (((uintptr_t)args->x | (uintptr_t)args->logits) & 15)
         return err_set(err, ERR_INVALID, "decode_stack: x and logits must lie on 16 bytes");
+    if (args->rows > STACK_ROWS_SERVED) return stack_layers_run(backend, stack->layers, args, err);
     struct stack_args a = stack->args;
     a.x = args->x;
     a.logits = args->logits;

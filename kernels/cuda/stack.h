@@ -14,7 +14,8 @@ extern "C" {
 #endif
 
 #define STACK_ROWS_MAX 64
-/* What decode_stack_open offers, at most 8; beyond it the layers go op by op, which is faster there (SPEED.md). */
+/* What the one kernel serves, at most 8; beyond it stack_layers.c has a few kernels a layer, which is faster there
+ * (SPEED.md). */
 #define STACK_ROWS_SERVED 4
 #define STACK_ROWS_SLICED 16 /* up to so many a CTA keeps its slice of x in shared memory */
 /* CTAs of the kernel at most, one a multiprocessor (H200 has 132): a byte each where the kernel notes them. */

@@ -286,18 +286,20 @@ static void stack_options(const struct side *side, struct decode_stack_layer *la
 
 /* One step's inputs on the device, the same addresses in every step of equal rows. */
 static struct op_decode_stack_args stack_args(struct side *side, struct decode_stack *stack, const struct step *step,
-                                              void *x, float *logits) {
+                                              void *x, float *logits, void *workspace, size_t workspace_bytes) {
     step_begin(side->backend);
     const struct attention_shape shape = shape_of(side->backend, step);
     const struct attention_plan_options options = {
-        shape, side->shape->n_heads, side->shape->n_kv_heads, side->shape->head_dim, side->shape->page_size, 0, 1};
+        shape, side->shape->n_heads, side->shape->n_kv_heads, side->shape->head_dim, side->shape->page_size, 0, 0};
     const struct op_decode_stack_args args = {.stack = stack,
                                               .x = x,
                                               .logits = logits,
                                               .shape = shape,
                                               .rows = step->rows,
                                               .positions = step_i32(side->backend, step->positions, step->rows),
-                                              .plan = attention_plan_build(&options, &side->arena)};
+                                              .plan = attention_plan_make(side->backend, &options, &side->arena),
+                                              .attention_workspace = workspace,
+                                              .attention_workspace_bytes = workspace_bytes};
     step_commit(side->backend);
     return args;
 }
@@ -350,6 +352,9 @@ static void rows_case(struct side *cpu, struct side *gpu, struct decode_stack *s
     float *want = zeros((int64_t)rows * s->vocab, sizeof *want), *got = zeros((int64_t)rows * s->vocab, sizeof *got);
     float *logits = tensor_bytes(&t, (size_t)rows * (size_t)s->vocab * sizeof *logits);
     void *dx = tensor_bytes(&t, (size_t)rows * (size_t)s->hidden * 2);
+    const size_t workspace_bytes =
+        attention_workspace_bytes(gpu->backend, rows, rows, s->len_max, s->n_heads, s->head_dim);
+    void *workspace = tensor_bytes(&t, workspace_bytes);
     struct graph *graph = NULL;
     for (int turn = 0; turn < 3; turn++) {
         struct step step;
@@ -358,7 +363,7 @@ static void rows_case(struct side *cpu, struct side *gpu, struct decode_stack *s
         values_write(gpu->backend, dx, DTYPE_BF16, x, (int64_t)rows * s->hidden);
         memset(got, 0xff, (size_t)rows * (size_t)s->vocab * sizeof *got);
         TEST_ERR_PASS(backend_upload(gpu->backend, logits, got, (size_t)rows * (size_t)s->vocab * sizeof *got, err));
-        const struct op_decode_stack_args args = stack_args(gpu, stack, &step, dx, logits);
+        const struct op_decode_stack_args args = stack_args(gpu, stack, &step, dx, logits, workspace, workspace_bytes);
         if (turn == 1) TEST_ERR_PASS(backend_graph_begin(gpu->backend, err));
         if (turn < 2) TEST_ERR_PASS(op_decode_stack(gpu->backend, &args, err));
         if (turn == 1) TEST_ERR_PASS(backend_graph_end(gpu->backend, &graph, err));
@@ -384,6 +389,7 @@ static const struct shape shapes[] = {
     {2, 512, 960, 8, 1, 64, 2000, 16, ROPE_HALVES, 64, 150, "eight heads a KV head"},
     {1, 768, 1024, 6, 6, 128, 300, 128, ROPE_NONE, 8, 1500, "a KV head each, long"},
     {1, 1152, 1536, 9, 3, 128, 500, 32, ROPE_HALVES, 33, 90, "threes"},
+    {2, 4096, 1088, 32, 8, 128, 300, 64, ROPE_HALVES, 32, 100, "as wide as 8B"},
 };
 
 static void shape_case(struct backend *backend, const struct shape *s) {
