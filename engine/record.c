@@ -166,6 +166,14 @@ const char *request_stop(const struct request *request, uint32_t index, size_t *
     return record_at(request, stops[index]);
 }
 
+/* Each token's text ends where the one before it does, or later: what lies between two ends is a length. */
+static bool ends_ordered(const struct event *e) {
+    const uint32_t *ends = record_at(e, e->text_ends);
+    for (uint32_t i = 1; i < e->text_ends.count; i++)
+        if (ends[i] < ends[i - 1]) return false;
+    return true;
+}
+
 int event_check(const struct event *e, size_t bytes, struct err *err) {
     const size_t head = sizeof *e;
     bool ok = bytes >= head && ((uintptr_t)e & 7) == 0 && e->bytes <= bytes && e->bytes >= head &&
@@ -175,6 +183,6 @@ int event_check(const struct event *e, size_t bytes, struct err *err) {
               span_fits(e->logprobs, head, e->bytes, sizeof(struct event_logprob), 4, UINT32_MAX) &&
               span_fits(e->text_ends, head, e->bytes, 4, 4, UINT32_MAX) &&
               (e->logprobs.count == 0 || e->logprobs.count == e->ids.count) &&
-              (e->text_ends.count == 0 || e->text_ends.count == e->ids.count);
+              (e->text_ends.count == 0 || e->text_ends.count == e->ids.count) && ends_ordered(e);
     return ok ? 0 : err_set(err, ERR_INVALID, "the event record is malformed");
 }

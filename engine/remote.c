@@ -2,17 +2,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #define NEWS_BYTES_MAX ((size_t)1 << 30)
@@ -20,6 +23,17 @@
 /* Some of those that seem to wait run by now: just above its bound the engine, which knows, refuses by itself. */
 #define QUEUE_SLACK 64
 #define ABSENT_NS   (NS_PER_SECOND / 2) /* longer between two checks: this process did not run */
+/* Looks at the ring in one go: an engine that writes faster than its news is handed on must not keep the loop from its
+ * sockets for ever. */
+#define TAKE_LOOKS 16
+/* For a killed process to be gone: with the memory of a whole GPU it takes a second or two. */
+#define REAP_NS (10 * NS_PER_SECOND)
+
+/* The last whole copy of an engine's figures: while it writes the next one there is none in the link. */
+struct figures {
+    bool known;
+    struct engine_stats stats;
+};
 
 struct remote {
     struct link *link;
@@ -29,6 +43,7 @@ struct remote {
     uint64_t sent;   /* requests, ever */
     struct buf news; /* not yet whole */
     struct buf order;
+    struct figures *figures;
     int64_t checked_ns, forgive_ns; /* the last check; what is older than this is not held against it */
     /* A process */
     pid_t pid;
@@ -104,6 +119,7 @@ static int thread_start(struct remote *r, const struct host_options *host, struc
 int remote_start(const struct remote_options *options, struct remote **out, struct err *err) {
     struct remote *r = mem_zalloc(1, sizeof *r);
     r->pidfd = -1;
+    r->figures = mem_zalloc(1, sizeof *r->figures);
     r->max_queued = options->host->engine.max_queued_requests;
     if (link_create(&r->link, err)) goto fail;
     link_set_prefix_key(r->link, options->host->engine.prefix_key);
@@ -165,7 +181,14 @@ const struct engine_info *remote_info(const struct remote *r) {
 }
 
 bool remote_stats(const struct remote *r, struct engine_stats *out) {
-    return link_stats(r->link, out);
+    struct figures *f = r->figures;
+    if (link_stats(r->link, out)) {
+        f->stats = *out;
+        f->known = true;
+    } else if (f->known) {
+        *out = f->stats;
+    }
+    return f->known;
 }
 
 void remote_failure(const struct remote *r, struct err *out) {
@@ -204,7 +227,7 @@ static int request_fits(const struct engine_info *info, const struct request *re
 /* Requests that wait: as the engine last said, some milliseconds ago, and those that it has not said a word of. */
 static int64_t waiting_count(const struct remote *r) {
     struct engine_stats stats;
-    if (!link_stats(r->link, &stats)) return 0;
+    if (!remote_stats(r, &stats)) return 0;
     uint64_t taken = stats.submitted + stats.refused;
     return stats.waiting + (int64_t)(r->sent > taken ? r->sent - taken : 0);
 }
@@ -279,9 +302,12 @@ static bool news_hand_on(struct remote *r, remote_news_fn *fn, void *user) {
 bool remote_take(struct remote *r, remote_news_fn *fn, void *user) {
     link_woken(r->link);
     if (!r->info_known && link_phase(r->link) == LINK_READY) info_take(r);
-    do
+    bool more = true;
+    for (int i = 0; i < TAKE_LOOKS && more; i++) {
         if (!link_read(r->link, &r->news) || !news_hand_on(r, fn, user)) return false;
-    while (!link_sleep(r->link));
+        more = !link_sleep(r->link);
+    }
+    if (more) eventfd_write(link_wake_fd(r->link), 1); /* to be called again */
     link_flush(r->link);
     return true;
 }
@@ -314,13 +340,20 @@ void remote_kill(struct remote *r) {
     if (r->pid && !r->reaped) kill(r->pid, SIGKILL);
 }
 
+/* One that the kernel cannot end now is left to whoever inherits it. */
+static void process_reap(struct remote *r) {
+    struct pollfd fd = {.fd = r->pidfd, .events = POLLIN};
+    for (int64_t until_ns = clock_now_ns() + REAP_NS; !r->reaped && clock_now_ns() < until_ns;) {
+        pid_t got = waitpid(r->pid, NULL, WNOHANG);
+        r->reaped = got == r->pid || (got < 0 && errno != EINTR);
+        if (!r->reaped) poll(&fd, 1, 50); /* an fd below 0 is none */
+    }
+    if (!r->reaped) log_warning("an engine's process does not end", "pid=%d", (int)r->pid);
+}
+
 void remote_free(struct remote *r) {
     if (!r) return;
-    if (r->pid) {
-        while (waitpid(r->pid, NULL, 0) < 0 && errno == EINTR) {
-        }
-        r->reaped = true;
-    }
+    if (r->pid) process_reap(r);
     if (r->thread_link) {
         pthread_join(r->thread, NULL);
         link_close(r->thread_link);
@@ -329,5 +362,6 @@ void remote_free(struct remote *r) {
     link_close(r->link);
     buf_deinit(&r->news);
     buf_deinit(&r->order);
+    mem_free(r->figures);
     mem_free(r);
 }

@@ -23,8 +23,8 @@ int remote_pidfd(const struct remote *remote);   /* readable when it has died; -
 int remote_wake_fd(const struct remote *remote); /* readable when news is there or its phase has changed */
 
 enum link_phase remote_phase(const struct remote *remote);
-const struct engine_info *remote_info(const struct remote *remote); /* from READY on */
-bool remote_stats(const struct remote *remote, struct engine_stats *out);
+const struct engine_info *remote_info(const struct remote *remote);       /* from READY on */
+bool remote_stats(const struct remote *remote, struct engine_stats *out); /* false: it never gave any */
 void remote_failure(const struct remote *remote, struct err *out);
 
 /* Checks as engine_submit does (record, context, pool, queue) from the engine's info and figures; then sends it. After
@@ -45,7 +45,7 @@ bool remote_take(struct remote *remote, remote_news_fn *fn, void *user);
 int remote_check(struct remote *remote, int64_t now_ns, int64_t step_timeout_ns, int64_t heartbeat_ns, struct err *err);
 
 void remote_kill(struct remote *remote); /* SIGKILL, a process only */
-/* Reaps (waits for a killed or ended process, joins a thread) and gives everything back. */
+/* Reaps (waits for a killed or ended process, ten seconds at most, or joins a thread) and gives everything back. */
 void remote_free(struct remote *remote);
 
 #endif

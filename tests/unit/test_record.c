@@ -138,6 +138,11 @@ static void event_round_trip(void **state) {
     assert_int_equal(event_check(second, out.bytes - first, &err), 0);
     assert_int_equal(second->finish, FINISH_STOP);
     assert_int_not_equal(event_check(second, out.bytes - first - 8, &err), 0);
+    ends[0] = 4; /* a text that ends before it begins */
+    parts.head.finish = FINISH_NONE;
+    buf_clear(&out);
+    event_append(&out, &parts);
+    assert_int_equal(event_check((const struct event *)(const void *)out.data, out.bytes, &err), ERR_INVALID);
     buf_deinit(&out);
 }
 
