@@ -190,22 +190,46 @@ static int32_t least_choose(const struct route *route, int32_t except) {
     return best;
 }
 
-/* The longest prefix, and among equals the least loaded; the least loaded of all where that one has far more to do. */
+/* What a replica has to offer to a request. */
+struct offer {
+    int32_t hits, held; /* pages that are there or on their way; of those in a row that are there */
+    int64_t load_tokens;
+    uint64_t home; /* the prefix's own weight for this replica, as a session has */
+};
+
+static struct offer offer_of(const struct route *route, int32_t replica, const struct route_request *request) {
+    const struct side *side = &route->sides[replica];
+    struct offer offer = {.hits = hits_of(side, request), .load_tokens = side->load_tokens};
+    while (offer.held < offer.hits && page_find(&side->pages, request->keys[offer.held])->held) offer.held++;
+    if (offer.hits) offer.home = session_weight(request->keys[offer.hits - 1].lo, replica);
+    return offer;
+}
+
+/* The longest prefix first. While queues are long every prefix is on its way to every replica, far more than their
+ * pools hold: hence what is there already comes before what is on its way, and of what is only on its way each prefix
+ * has a home, else all would go on computing all of them. (Simulated, after a death under load: 0.70 hits with neither,
+ * 0.82 with the first, 0.87 with both.) Then the least loaded. */
+static bool offer_better(const struct offer *a, const struct offer *b) {
+    if (a->hits != b->hits) return a->hits > b->hits;
+    if (a->held != b->held) return a->held > b->held;
+    return a->held < a->hits ? a->home > b->home : a->load_tokens < b->load_tokens;
+}
+
+/* The best offer, unless that replica has far more to do than the least loaded. */
 static int32_t prefix_choose(const struct route *route, const struct route_request *request, int32_t except) {
-    int32_t least = least_choose(route, except), best = least,
-            most = least < 0 ? 0 : hits_of(&route->sides[least], request);
-    for (int32_t i = 0; i < route->options.replicas && least >= 0; i++) {
-        const struct side *side = &route->sides[i];
-        if (!side->up || i == except || i == least) continue;
-        int32_t hits = hits_of(side, request);
-        if (hits < most || (hits == most && side->load_tokens >= route->sides[best].load_tokens)) continue;
+    int32_t least = least_choose(route, except), best = least;
+    if (least < 0) return least;
+    const struct offer low = offer_of(route, least, request);
+    struct offer most = low;
+    for (int32_t i = 0; i < route->options.replicas; i++) {
+        if (!route->sides[i].up || i == except || i == least) continue;
+        struct offer offer = offer_of(route, i, request);
+        if (!offer_better(&offer, &most)) continue;
         best = i;
-        most = hits;
+        most = offer;
     }
-    if (best == least) return best;
-    int64_t load = route->sides[best].load_tokens, low = route->sides[least].load_tokens;
-    bool uneven =
-        load - low > route->options.balance_tokens && (double)load > route->options.balance_ratio * (double)low;
+    bool uneven = most.load_tokens - low.load_tokens > route->options.balance_tokens &&
+                  (double)most.load_tokens > route->options.balance_ratio * (double)low.load_tokens;
     return uneven ? least : best;
 }
 
