@@ -55,6 +55,7 @@ ROWS = {
     "llama-3.1-70b/bf16/tp2/http/tp2/start_to_first_token_s": (3, 12),
     "llama-3.1-8b/bf16/tp1/dp2/throughput_over_dp1": (2, 1.97),
     "llama-3.1-8b/bf16/tp1/dp2/prefix_routing_over_round_robin": (None, 1.6),
+    "llama-3.1-8b/bf16/tp1/dp2/prefixes_16x2048/prefix/hit_rate_of_best": (1, 0.95),
     "comm/tp2/reduce_norm_us/8k": (3, 4.5),
     "comm/tp2/reduce_norm_us/32k": (3, 4.5),
     "comm/tp2/reduce_norm_us/512k": (4.3, 6.5),
@@ -141,8 +142,8 @@ def offline(bench):
 
 
 class Server:
-    def __init__(self, bench, model, *flags):
-        self.command = [os.path.join(bench.build, "quire"), "serve", model, "--port", str(PORT), "--device", "cuda"]
+    def __init__(self, bench, model, *flags, device="cuda"):
+        self.command = [os.path.join(bench.build, "quire"), "serve", model, "--port", str(PORT), "--device", device]
         self.command += ["--served-model-name", "bench", *flags]
         self.lines = []
 
@@ -236,6 +237,34 @@ def dp2(bench):
             rates[replicas] = got["out_tok_s"]
             bench.figure(f"llama-3.1-8b/bf16/tp1/dp{replicas}/load_c192_each_1000_200/out_tok_s", rates[replicas])
     bench.figure("llama-3.1-8b/bf16/tp1/dp2/throughput_over_dp1", rates[2] / rates[1])
+
+
+def cached_share(before, after):
+    """Of the prompt tokens between two scrapes, those found in a cache."""
+    hits, queries = (metric(after, name) - metric(before, name)
+                     for name in ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"))  # fmt: skip
+    return hits / queries
+
+
+def dp2_routing(bench, model=None, device="cuda", prefix=2048, requests=1000, clients=64, own=128, out=64, kv=131072):
+    """16 shared prefixes on two replicas whose pools hold 10 of them (and what runs besides), by policy."""
+    key, rates, pool = "llama-3.1-8b/bf16/tp1/dp2/", {}, (10 * prefix + clients // 2 * (own + out)) * kv
+    flags = ("--data-parallel-size", "2", "--kv-cache-memory-bytes", str(pool), "--max-model-len", str(2 * prefix))
+    if device == "cuda":
+        flags += ("--load-format", "dummy")
+    for policy in ("round-robin", "prefix"):
+        with Server(bench, model or os.path.join(CONFIGS, "llama-3.1-8b"), "--routing-policy", policy, *flags,
+                    device=device):  # fmt: skip
+            client(bench, "--in", own, "--out", 8, "--concurrency", clients, "--requests", clients, "--seed", 5)
+            before = ask("GET", "/metrics")[1].decode()
+            got = client(bench, "--in", own, "--out", out, "--concurrency", clients, "--requests", requests,
+                         "--prefixes", 16, "--prefix-tokens", prefix, "--seed", 9)  # fmt: skip
+            rates[policy] = got["out_tok_s"]
+            share = cached_share(before, ask("GET", "/metrics")[1].decode())
+            name = policy.replace("-", "_")
+            bench.figure(f"{key}prefixes_16x{prefix}/{name}/out_tok_s", got["out_tok_s"])
+            bench.figure(f"{key}prefixes_16x{prefix}/{name}/hit_rate_of_best", share / got["hit_rate_best"])
+    bench.figure(key + "prefix_routing_over_round_robin", rates["prefix"] / rates["round-robin"])
 
 
 def load(bench, key, c):
@@ -503,7 +532,7 @@ def main():
         return merge(args.merge, args.part)
     bench = Bench(args.build)
     benches = {"decode": decode, "prefill": prefill, "offline": offline, "http": over_http, "soak": soak,
-               "comm": comm, "tp2": tp2, "tp2-http": tp2_http, "dp2": dp2}
+               "comm": comm, "tp2": tp2, "tp2-http": tp2_http, "dp2": dp2, "dp2-routing": dp2_routing}
     if args.bench not in benches:
         parser.error("name one of " + ", ".join(benches))
     where()

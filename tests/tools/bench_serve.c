@@ -1,11 +1,13 @@
 /* bench_serve: a closed-loop streaming client for side-by-side serving figures.
  *
  * usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in TOKENS] [--out TOKENS]
- *                    [--model NAME] [--seed S] [--vocab V]
+ *                    [--model NAME] [--seed S] [--vocab V] [--prefixes P --prefix-tokens T]
  * Sends N requests of `in` random token ids, greedy, end ids ignored, prefix cache of no use (every prompt differs), C
  * at once, over one keep-alive connection a worker, to 127.0.0.1. Prints one JSON line: output tokens/s, TTFT, time
  * an output token, and gaps between events (itl). A thread a connection with blocking sockets costs the server's cores
- * as little as a client can. */
+ * as little as a client can.
+ * With prefixes each prompt begins with one of P shared texts of T tokens, drawn at random, before its own `in` tokens;
+ * hit_rate_best is the share of prompt tokens that a cache can have, were each text computed once and for all. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -26,7 +28,7 @@
 #include "engine/base/mem.h"
 
 struct options {
-    int port, concurrency, requests, in_tokens, out_tokens, vocab;
+    int port, concurrency, requests, in_tokens, out_tokens, vocab, prefixes, prefix_tokens;
     bool llama;
     const char *model;
     uint64_t seed;
@@ -51,8 +53,18 @@ static uint64_t mix(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
+/* Which of the shared texts request `index` begins with. */
+static int prefix_of(const struct options *o, int index) {
+    uint64_t state = o->seed * 7368787u + (uint64_t)index;
+    return (int)(mix(&state) % (uint64_t)o->prefixes);
+}
+
+static void ids_write(struct buf *out, const struct options *o, uint64_t state, int count, const char *between) {
+    for (int i = 0; i < count; i++, between = ",")
+        buf_printf(out, "%s%d", between, 300 + (int)(mix(&state) % (uint64_t)(o->vocab - 400)));
+}
+
 static void body_write(struct buf *out, const struct options *o, int index) {
-    uint64_t state = o->seed * 1000003u + (uint64_t)index;
     if (o->llama)
         buf_printf(out,
                    "{\"n_predict\":%d,\"ignore_eos\":true,\"cache_prompt\":false,\"stream\":true,\"temperature\":0,",
@@ -61,8 +73,8 @@ static void body_write(struct buf *out, const struct options *o, int index) {
         buf_printf(out, "{\"model\":\"%s\",\"max_tokens\":%d,\"ignore_eos\":true,\"stream\":true,\"temperature\":0,",
                    o->model, o->out_tokens);
     buf_append_str(out, "\"prompt\":[");
-    for (int i = 0; i < o->in_tokens; i++)
-        buf_printf(out, "%s%d", i ? "," : "", 300 + (int)(mix(&state) % (uint64_t)(o->vocab - 400)));
+    if (o->prefixes) ids_write(out, o, (o->seed + (uint64_t)prefix_of(o, index) + 1) * 86028121u, o->prefix_tokens, "");
+    ids_write(out, o, o->seed * 1000003u + (uint64_t)index, o->in_tokens, o->prefixes ? "," : "");
     buf_append_str(out, "]}");
 }
 
@@ -185,6 +197,20 @@ static float *gaps_sorted(const struct bench *bench, size_t *count) {
     return all;
 }
 
+/* Each shared text is computed by the first that has it, and found by all others. */
+static double hit_rate_best(const struct options *o) {
+    int used = 0;
+    char *seen = mem_zalloc((size_t)o->prefixes + 1, 1);
+    for (int i = 0; i < o->requests; i++) {
+        int prefix = o->prefixes ? prefix_of(o, i) : 0;
+        used += !seen[prefix];
+        seen[prefix] = 1;
+    }
+    mem_free(seen);
+    return (double)(o->requests - used) * o->prefix_tokens /
+           ((double)o->requests * ((double)o->prefix_tokens + o->in_tokens));
+}
+
 static void report(const struct bench *bench, double wall_s) {
     const struct options *o = &bench->options;
     const size_t n = (size_t)o->requests;
@@ -203,11 +229,13 @@ static void report(const struct bench *bench, double wall_s) {
     qsort(tpot, n, sizeof *tpot, compare);
     printf("{\"concurrency\":%d,\"requests\":%d,\"failed\":%d,\"in\":%d,\"out\":%d,\"wall_s\":%.4f,\"out_tok_s\":%.2f,"
            "\"ttft_p50_s\":%.5f,\"ttft_min_s\":%.5f,\"ttft_max_s\":%.5f,\"ttft_p99_s\":%.5f,\"tpot_mean_s\":%.6f,"
-           "\"tpot_p50_s\":%.6f,\"tpot_p99_s\":%.6f,\"itl_p50_s\":%.6f,\"itl_p99_s\":%.6f,\"gap_max_s\":%.4f}\n",
+           "\"tpot_p50_s\":%.6f,\"tpot_p99_s\":%.6f,\"itl_p50_s\":%.6f,\"itl_p99_s\":%.6f,\"gap_max_s\":%.4f,"
+           "\"hit_rate_best\":%.4f}\n",
            o->concurrency, o->requests, failed, o->in_tokens, o->out_tokens, wall_s,
            (double)(o->requests - failed) * o->out_tokens / wall_s, ttft[n / 2], ttft[0], ttft[n - 1],
            ttft[n * 99 / 100], tpot_sum / (double)n, tpot[n / 2], tpot[n * 99 / 100],
-           (double)(gap_count ? gaps[gap_count / 2] : 0), (double)(gap_count ? gaps[gap_count * 99 / 100] : 0), gap);
+           (double)(gap_count ? gaps[gap_count / 2] : 0), (double)(gap_count ? gaps[gap_count * 99 / 100] : 0), gap,
+           hit_rate_best(o));
     mem_free(ttft);
     mem_free(tpot);
     mem_free(gaps);
@@ -236,6 +264,10 @@ static bool options_read(int argc, char **argv, struct options *o) {
             o->out_tokens = atoi(v);
         else if (!strcmp(k, "--vocab"))
             o->vocab = atoi(v);
+        else if (!strcmp(k, "--prefixes"))
+            o->prefixes = atoi(v);
+        else if (!strcmp(k, "--prefix-tokens"))
+            o->prefix_tokens = atoi(v);
         else if (!strcmp(k, "--dialect"))
             o->llama = !strcmp(v, "llama");
         else if (!strcmp(k, "--model"))
@@ -246,7 +278,7 @@ static bool options_read(int argc, char **argv, struct options *o) {
             return false;
     }
     return argc % 2 == 1 && o->concurrency >= 1 && o->concurrency <= 1024 && o->requests >= 1 && o->in_tokens >= 1 &&
-           o->out_tokens >= 1 && o->vocab > 800;
+           o->out_tokens >= 1 && o->vocab > 800 && o->prefixes >= 0 && (o->prefixes > 0) == (o->prefix_tokens > 0);
 }
 
 int main(int argc, char **argv) {
@@ -254,7 +286,7 @@ int main(int argc, char **argv) {
     if (!options_read(argc, argv, &bench.options)) {
         fprintf(stderr,
                 "usage: bench_serve --port P [--dialect openai|llama] [--concurrency C] [--requests N] [--in T] "
-                "[--out T] [--model NAME] [--seed S] [--vocab V]\n");
+                "[--out T] [--model NAME] [--seed S] [--vocab V] [--prefixes P --prefix-tokens T]\n");
         return 2;
     }
     bench.samples = mem_zalloc((size_t)bench.options.requests, sizeof *bench.samples);
