@@ -57,7 +57,7 @@ const char *comm_name(const struct comm *comm); /* "local", "shm", "nccl", "p2p+
 int comm_share(struct comm *comm, void *base, size_t bytes, struct err *err);
 
 /* Runs each kind of collective once for every size class, so that nothing is set up inside a capture or a step.
- * Collective, after comm_share. A no-op where nothing is set up late. */
+ * Collective, after comm_share, while nothing lies in the shared block yet. */
 int comm_warm(struct comm *comm, struct err *err);
 
 /* The collectives. With one rank there is nothing to do and they are not called.

@@ -82,7 +82,15 @@ static int ways_settle(struct comm_group *group, struct comm_cuda *c, struct err
     if (!c->p2p && c->kind == COMM_AUTO && rank == 0)
         log_warning("the GPUs cannot reach each other's memory: NCCL alone, which takes longer", "ranks=%d", ranks);
     if (c->kind == COMM_P2P || (c->p2p && nccl_from(ranks) == INT64_MAX)) return 0;
-    if (nccl_open(group, rank, &c->nccl, &why) == 0 || c->p2p) return 0;
+    nccl_open(group, rank, &c->nccl, &why);
+    if ((rc = group_meet(group, rank, c->nccl != NULL, words, err))) return rc;
+    bool everywhere = true;
+    for (int32_t i = 0; i < ranks; i++) everywhere = everywhere && words[i];
+    if (everywhere) return 0;
+    nccl_close(c->nccl); /* all go the same ways */
+    c->nccl = NULL;
+    if (c->p2p) return 0;
+    if (!why.code) err_set(&why, ERR_UNSUPPORTED, "another rank has no NCCL");
     return err_set(err, ERR_UNSUPPORTED, "the GPUs cannot reach each other's memory, and %s", why.text);
 }
 
@@ -201,7 +209,8 @@ static int comm_cuda_all_gather(struct comm *comm, const struct comm_gather_args
 /* NCCL connects peers at the first call of an algorithm, which a recording does not allow: one call a size class. */
 static int comm_cuda_warm(struct comm *comm, struct err *err) {
     struct comm_cuda *c = cuda_of(comm);
-    int rc = 0;
+    /* A kernel waits on the device for less long than a rank may be late while it loads. */
+    int rc = group_meet(comm->group, comm->rank, 0, NULL, err);
     for (size_t bytes = 1024; rc == 0 && c->nccl && bytes <= c->bytes && bytes <= ((size_t)256 << 20); bytes *= 4)
         rc = nccl_all_reduce(c->nccl, c->backend->cuda->stream, c->bases[comm->rank], c->bases[comm->rank],
                              (int64_t)bytes / 2, err);

@@ -144,7 +144,7 @@ static void give_up_check(struct replicas *all, const struct replica *last) {
 /* It is dead or must be. Its requests are answered now; what is left of it is reaped when it can be. */
 static void replica_lost(struct replica *r, const struct err *why, int64_t now_ns) {
     struct replicas *all = r->all;
-    bool refusal = remote_phase(r->remote) == LINK_FAILED && r->starts == 1;
+    bool refusal = remote_phase(r->remote) == LINK_FAILED && r->starts == 1 && !r->up_since_ns;
     int pid = remote_pid(r->remote);
     remote_take(r->remote, replica_news, r); /* what it still said; nonsense ends it either way */
     if (!r->closing) {
@@ -161,6 +161,7 @@ static void replica_lost(struct replica *r, const struct err *why, int64_t now_n
     }
     r->up_since_ns = 0;
     r->dying = true;
+    if (r->watch) uv_poll_stop(&r->watch->wake); /* nobody reads what it still says */
     state_set(r, all->draining ? REPLICA_GONE : REPLICA_WAITING);
     remote_kill(r->remote);
     if (!pid && !replica_ended(r)) {

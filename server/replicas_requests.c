@@ -61,7 +61,7 @@ static void pending_link(struct replica *r, struct pending *p) {
     r->pendings++;
     r->prompt_tokens += p->route.prompt_tokens;
     r->output_tokens += output_promised(p);
-    if (r->all->route) route_took(r->all->route, r->index, &p->route);
+    if (r->all->route && r->state == REPLICA_UP) route_took(r->all->route, r->index, &p->route);
 }
 
 static void pending_unlink(struct replica *r, struct pending *p) {
@@ -122,6 +122,7 @@ static int pending_send(struct replicas *all, struct pending *p, const struct re
     bool tried[OPTIONS_REPLICAS_MAX] = {false};
     int32_t chosen = pending_choose(all, p, except);
     int rc = 0;
+    if (except >= 0) tried[except] = true;
     if (except >= 0 && chosen == except) chosen = -1;
     if (chosen < 0) return none_up(err);
     while (chosen >= 0) {
@@ -236,6 +237,7 @@ void replicas_held_release(struct replicas *all, int64_t now_ns) {
             next = p->next;
             if (!p->held || now_ns - p->held_ns < HELD_NS) continue;
             buf_append(out, p->held, p->held->bytes);
+            if (p->unfinished > 1) remote_cancel(all->items[i].remote, p->id); /* its reader hears of no other sample */
             pending_end(&all->items[i], p);
         }
     }

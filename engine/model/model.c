@@ -14,12 +14,18 @@
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static int workspace_open(struct model *model, const struct model_files *files, struct err *err) {
+/* The other ranks know of it and have tried it out before anything lies there. */
+static int workspace_open(struct model *model, struct err *err) {
     void *p;
     int rc = backend_alloc(model->backend, MEMORY_WORKSPACE, model->at.bytes, &p, err);
     if (rc) return rc;
     model->workspace = p;
+    rc = comm_share(model->comm, model->workspace, model->at.bytes, err);
+    return rc ? rc : comm_warm(model->comm, err);
+}
 
+static int rope_open(struct model *model, const struct model_files *files, struct err *err) {
+    int rc = 0;
     float *factors = NULL;
     struct model_tensor tensor;
     if (model_files_has(files, ROLE_ROPE_FACTORS, 0)) {
@@ -85,13 +91,12 @@ static int model_fill(struct model *model, struct model_files *files, const stru
                        options->pages_total);
     rc = memory_reserve(model, &memory, err);
     if (rc == 0) rc = weights_bind(model, files, options, err);
-    if (rc == 0) rc = workspace_open(model, files, err);
-    if (rc == 0) rc = comm_share(model->comm, model->workspace, model->at.bytes, err);
+    if (rc == 0) rc = workspace_open(model, err);
+    if (rc == 0) rc = rope_open(model, files, err);
     if (rc == 0) rc = kv_open(model, err);
     if (rc == 0) rc = backend_step_open(model->backend, model->at.step_bytes, err);
     if (rc == 0 && !options->no_stack) rc = stack_open(model, err);
-    if (rc == 0) rc = results_open(model, err);
-    return rc ? rc : comm_warm(model->comm, err);
+    return rc ? rc : results_open(model, err);
 }
 
 /* The rank's place, and what it computes of the whole. */
