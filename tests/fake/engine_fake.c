@@ -188,8 +188,6 @@ static void step(struct engine *e, enum finish_reason end) {
         *at = r->next;
         request_free(r);
     }
-    if (e->events.bytes) e->options.on_events(e->options.user, e->events.data, e->events.bytes);
-    buf_clear(&e->events);
     pthread_mutex_lock(&e->mutex);
     e->stats.running = running;
     e->stats.pages_held = running < e->stats.pages_total ? running : e->stats.pages_total;
@@ -202,6 +200,9 @@ static void step(struct engine *e, enum finish_reason end) {
     e->stats.last_step_ns = now_ns;
     for (int i = 0; i < FINISH_REASON_COUNT; i++) e->stats.finished[i] += finished[i];
     pthread_mutex_unlock(&e->mutex);
+    /* Counted first, as the engine does: who has the last event of a request finds it gone. */
+    if (e->events.bytes) e->options.on_events(e->options.user, e->events.data, e->events.bytes);
+    buf_clear(&e->events);
 }
 
 static void wait_for_work(struct engine *e) {
