@@ -69,17 +69,36 @@ static char **environment_make(const int fds[3], char *name, size_t bytes) {
     return out;
 }
 
-/* Between fork and exec: system calls only. The signal that tells of the parent's death is asked for before it can have
- * died unnoticed. */
-static void child_run(char *const *argv, char *const *env, const int fds[3], pid_t parent) {
+/* Between vfork and exec: system calls only, on the parent's memory, while it waits. The signal that tells of the
+ * parent's death is asked for before it can have died unnoticed. What a terminal sends to all processes is the front's
+ * to answer, so it is ignored, which outlives exec, before any signal is let in: a handler of the front's that ran here
+ * would tell the front twice. */
+static _Noreturn void child_run(char *const *argv, char *const *env, const int fds[3], pid_t parent) {
     sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (getppid() != parent) _exit(127);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     for (int i = 0; i < 3; i++) fcntl(fds[i], F_SETFD, 0);
     execve(argv[0], argv, env);
     _exit(127);
+}
+
+/* Not fork: that copies the front's page tables on its loop, 1.5 ms for 60 MB and 20 ms for a GB. */
+static pid_t child_start(char *const *argv, char *const *env, const int fds[3]) {
+    sigset_t all, before;
+    pid_t parent = getpid();
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pid_t pid = vfork();
+    if (pid == 0) child_run(argv, env, fds, parent);
+    int fault = errno;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = fault;
+    return pid;
 }
 
 static int process_start(struct remote *r, char *const *argv, struct err *err) {
@@ -87,8 +106,7 @@ static int process_start(struct remote *r, char *const *argv, struct err *err) {
     char name[64];
     link_fds(r->link, fds);
     char **env = environment_make(fds, name, sizeof name);
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0) child_run(argv, env, fds, parent);
+    pid_t pid = child_start(argv, env, fds);
     int fault = errno;
     mem_free(env);
     if (pid < 0) return err_set(err, ERR_IO, "cannot start an engine's process: %s", strerror(fault));
