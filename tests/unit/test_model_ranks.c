@@ -293,7 +293,6 @@ static int record_fails(struct backend *backend, struct graph **out, struct err 
 static void test_one_cannot_record(void **state) {
     (void)state;
     struct tiny_model tiny = shape_model(&shapes[0]);
-    struct answers *one = mem_zalloc(1, sizeof *one), *two = mem_zalloc(1, sizeof *two);
     struct model_stats stats[2];
     struct side side;
     struct err err = {0};
@@ -301,6 +300,7 @@ static void test_one_cannot_record(void **state) {
         print_message("skipped: no GPU\n");
         skip();
     }
+    struct answers *one = mem_zalloc(1, sizeof *one), *two = mem_zalloc(1, sizeof *two);
     tiny_make(&tiny, 7);
     shape_run(&shapes[0], tiny.folder, 1, one);
     if (side_open(&side, tiny.folder, 2, false, &err)) fail_msg("%s", err.text);
