@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -151,6 +152,7 @@ static void *stats_run(void *argument) {
         stats.finished[FINISH_ERROR] = 3 * i;
         memset(stats.dead_text, 'a' + (int)(i % 26), sizeof stats.dead_text);
         link_set_stats(argument, &stats);
+        if (i % 4 == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); /* no engine writes without end */
     }
     return NULL;
 }
