@@ -75,7 +75,8 @@ static bool open_default(struct run *r, enum cpu_activations activations, enum d
     struct err err = {0};
     struct backend_options backend = run_device(0, activations);
     backend.batch_invariant = invariant;
-    struct model_options options = {.limits = {SLOTS, BUDGET, 1024, 64, kv}, .pages_total = 600, .no_stack = invariant};
+    struct model_options options = {
+        .limits = {SLOTS, BUDGET, 1024, 64, kv, 0}, .pages_total = 600, .no_stack = invariant};
     if (!model_path(path, sizeof path)) return false;
     if (run_open(r, path, &backend, &options, &err)) fail_msg("%s", err.text);
     return true;
