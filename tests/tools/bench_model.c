@@ -343,7 +343,7 @@ int main(int argc, char **argv) {
     static struct bench b = {
         .reps = 5, .context = 1040, .steps = 256, .with_profile = true, .graphs = true, .stack = true};
     struct backend_options backend = {.device = DEVICE_CPU, .threads = 2};
-    struct model_options model = {.limits = {32, PREFILL, 1024, 64, DTYPE_F16}, .pages_total = 256};
+    struct model_options model = {.limits = {32, PREFILL, 1024, 64, DTYPE_F16, 0}, .pages_total = 256};
     struct err err = {0};
     if (argc < 2 || argc % 2) return usage();
     for (int i = 2; i < argc; i += 2)

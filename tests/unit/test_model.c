@@ -391,7 +391,7 @@ static void test_memory_plan(void **state) {
 static void test_padding_is_not_drawn(void **state) {
     struct tiny_model m = tiny("LlamaForCausalLM", "");
     struct backend_options backend = {.device = DEVICE_CPU, .threads = 1, .cpu_activations = CPU_ACTIVATIONS_F32};
-    struct model_options options = {.limits = {4, 64, 64, PAGE, DTYPE_F16}, .pages_total = 16};
+    struct model_options options = {.limits = {4, 64, 64, PAGE, DTYPE_F16, 0}, .pages_total = 16};
     struct err err = {0};
     int32_t ids[8], drawn[2];
     tiny_make(&m, 4);
@@ -497,7 +497,7 @@ static void test_record_fails(void **state) {
 static void test_open_refused(void **state) {
     struct tiny_model m = tiny("LlamaForCausalLM", "");
     struct backend_options backend = {.device = DEVICE_CPU, .threads = 1};
-    const struct model_options good = {.limits = {4, 64, 64, PAGE, DTYPE_F16}, .pages_total = 16};
+    const struct model_options good = {.limits = {4, 64, 64, PAGE, DTYPE_F16, 0}, .pages_total = 16};
     struct model_options bad[3] = {good, good, good};
     bad[0].sample_vocab = VOCAB + 1;
     bad[1].pages_total = 1;
@@ -516,8 +516,9 @@ static void test_open_refused(void **state) {
 static void test_dummy_weights(void **state) {
     struct tiny_model m = tiny("LlamaForCausalLM", "");
     struct backend_options backend = run_device(1, CPU_ACTIVATIONS_INT8);
-    struct model_options options = {
-        .limits = {4, 64, 64, PAGE, run_on_cuda() ? DTYPE_BF16 : DTYPE_F16}, .pages_total = 16, .dummy_weights = true};
+    struct model_options options = {.limits = {4, 64, 64, PAGE, run_on_cuda() ? DTYPE_BF16 : DTYPE_F16, 0},
+                                    .pages_total = 16,
+                                    .dummy_weights = true};
     int32_t ids[10];
     float logits[3][VOCAB];
     tiny_make(&m, 4);
@@ -612,7 +613,7 @@ static void modes_check(const struct modes_shape *shape) {
     struct err err = {0};
     struct backend_options backend = run_device(0, CPU_ACTIVATIONS_F32);
     struct model_options options = {
-        .limits = {SLOTS, 256, 256, 64, DTYPE_BF16}, .pages_total = 200, .dummy_weights = true, .seed = 3};
+        .limits = {SLOTS, 256, 256, 64, DTYPE_BF16, 0}, .pages_total = 200, .dummy_weights = true, .seed = 3};
     modes_folder(shape, folder, sizeof folder);
     if (run_open(&r, folder, &backend, &options, &err)) fail_msg("%s", err.text);
     int stack_rows = model_stack_rows(r.model);
@@ -681,7 +682,7 @@ static void test_cuda_invariant(void **state) {
     struct run r;
     struct err err = {0};
     struct backend_options backend = run_device(0, CPU_ACTIVATIONS_F32);
-    struct model_options options = {.limits = {SLOTS, 2048, 256, 64, DTYPE_BF16},
+    struct model_options options = {.limits = {SLOTS, 2048, 256, 64, DTYPE_BF16, 0},
                                     .pages_total = 200,
                                     .dummy_weights = true,
                                     .no_stack = true,

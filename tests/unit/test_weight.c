@@ -176,7 +176,7 @@ static void cuda_rows_come_back(struct backend *backend) {
 static void slice_case(struct backend *backend, enum dtype dtype, unsigned flags) {
     enum { ROWS = 21, WHOLE = 320, FIRST = 96, COLS = 128, FIRST_ROW = 3, SLICE_ROWS = 13 };
     struct random random = {31};
-    size_t stride, begin;
+    size_t stride = 0, begin = 0;
     uint8_t *data = matrix_random(&random, dtype, ROWS, WHOLE);
     assert_true(dtype_row_bytes(dtype, WHOLE, &stride) && dtype_row_bytes(dtype, FIRST, &begin));
     const struct weight_part part = {
