@@ -24,18 +24,13 @@ struct cuda_stack {
 
 /* Where things lie in the stack's block. */
 struct stack_layout {
-    size_t maps, layers, residual, qkv, gate_up, squares, tiles, part, part_stats, barriers, wide, bytes;
+    size_t maps, layers, residual, qkv, gate_up, squares, part, part_stats, barrier, wide, bytes;
 };
 
 static size_t layout_take(struct stack_layout *layout, size_t bytes) {
     const size_t at = layout->bytes;
     layout->bytes += (bytes + STACK_ALIGN - 1) / STACK_ALIGN * STACK_ALIGN;
     return at;
-}
-
-static size_t columns_max(const struct decode_stack_options *o) { /* of x of a product */
-    const int32_t wide = o->n_heads * o->head_dim, most = wide > o->hidden ? wide : o->hidden;
-    return (size_t)(most > o->ffn ? most : o->ffn);
 }
 
 /* rows: of all; the one kernel has room for its own. */
@@ -51,10 +46,9 @@ static struct stack_layout layout_of(const struct decode_stack_options *o, int32
     l.qkv = layout_take(&l, row_count * width * sizeof(float));
     l.gate_up = layout_take(&l, row_count * 2 * (size_t)o->ffn * sizeof(float));
     l.squares = layout_take(&l, (2 * layers + 1) * STACK_ROWS_MAX * sizeof(float));
-    if (rows > STACK_ROWS_SLICED) l.tiles = layout_take(&l, (size_t)STACK_ROWS_MAX * 2 * columns_max(o));
     l.part = layout_take(&l, slots * group * (size_t)o->head_dim * sizeof(float));
     l.part_stats = layout_take(&l, slots * group * 2 * sizeof(float));
-    l.barriers = layout_take(&l, 64 * sizeof(uint64_t));
+    l.barrier = layout_take(&l, sizeof(uint64_t));
     l.wide = layout_take(&l, rows_all > rows ? stack_layers_bytes(o, rows_all) : 0);
     return l;
 }
@@ -224,8 +218,7 @@ static struct stack_args args_of(const struct decode_stack_options *o, const str
                                .squares = (float *)(void *)(memory + at->squares),
                                .part = (float *)(void *)(memory + at->part),
                                .part_stats = (float *)(void *)(memory + at->part_stats),
-                               .barriers = (uint64_t *)(void *)(memory + at->barriers),
-                               .tiles = memory + at->tiles,
+                               .barrier = (uint64_t *)(void *)(memory + at->barrier),
                                .layer_count = o->layer_count,
                                .hidden = o->hidden,
                                .ffn = o->ffn,

@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(THREADS, 1) stack_kernel(const __grid_constant
     if (threadIdx.x == CONSUMERS) {
         for (int i = 0; i < ST; i++) {
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(tail->full + i)));
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(tail->x_full + i)));
             asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(tail->empty + i)),
                          "r"(CONSUMER_WARPS));
         }
@@ -60,8 +59,8 @@ __global__ void __launch_bounds__(THREADS, 1) stack_kernel(const __grid_constant
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         struct consumer<NB, HD> c = {
-            a, tail, x, sums, ring, full, empty, shared_address(tail->x_full), {0, 0},
-                0, warp, lane, a.n_heads / a.n_kv_heads, (a.n_heads + 2 * a.n_kv_heads) * HD
+            a, tail, x, sums, ring, full, empty, {0, 0}, 0, warp, lane, a.n_heads / a.n_kv_heads,
+                (a.n_heads + 2 * a.n_kv_heads) * HD
         };
         c.prepare();
         c.run(shared);
@@ -86,15 +85,11 @@ template <int NB, int HD> static cudaError_t launch(const struct stack_args *arg
     return cudaLaunchKernelEx(&config, stack_kernel<NB, HD>, *args);
 }
 
-template <int HD> static cudaError_t launch_rows(const struct stack_args *args, int sms, cudaStream_t stream) {
-    static_assert(STACK_ROWS_SERVED <= 8, "one tile of rows");
-    return launch<8, HD>(args, sms, stream);
-}
+static_assert(STACK_ROWS_SERVED <= STACK_ROWS_MAX, "one tile of rows");
 
 extern "C" cudaError_t stack_launch(const struct stack_args *args, int sms, cudaStream_t stream) {
-    struct stack_args a = *args;
-    a.barrier = a.barriers + (a.rows > STACK_ROWS_SLICED ? 32 : 0);
-    return a.head_dim == 128 ? launch_rows<128>(&a, sms, stream) : launch_rows<64>(&a, sms, stream);
+    return args->head_dim == 128 ? launch<STACK_ROWS_MAX, 128>(args, sms, stream)
+                                 : launch<STACK_ROWS_MAX, 64>(args, sms, stream);
 }
 
 template <int NB, int HD> static cudaError_t allow(void) {
@@ -103,6 +98,6 @@ template <int NB, int HD> static cudaError_t allow(void) {
 }
 
 extern "C" cudaError_t stack_prepare(void) {
-    const cudaError_t rc = allow<8, 64>();
-    return rc == cudaSuccess ? allow<8, 128>() : rc;
+    const cudaError_t rc = allow<STACK_ROWS_MAX, 64>();
+    return rc == cudaSuccess ? allow<STACK_ROWS_MAX, 128>() : rc;
 }

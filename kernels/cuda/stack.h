@@ -13,11 +13,10 @@
 extern "C" {
 #endif
 
-#define STACK_ROWS_MAX 64
-/* What the one kernel serves, at most 8; beyond it stack_layers.c has a few kernels a layer, which is faster there
+#define STACK_ROWS_MAX 8 /* of the kernel's one tile of rows */
+/* What the one kernel serves; beyond it stack_layers.c has a few kernels a layer, which is faster there
  * (SPEED.md). */
 #define STACK_ROWS_SERVED 4
-#define STACK_ROWS_SLICED 16 /* up to so many a CTA keeps its slice of x in shared memory */
 /* CTAs of the kernel at most, one a multiprocessor (H200 has 132): a byte each where the kernel notes them. */
 #define STACK_CTAS_MAX 160
 /* A stage of the ring: 128 rows of 64 bf16 weights, or keys and values of so many tokens of one head. */
@@ -48,12 +47,10 @@ struct stack_args {
     float *residual;                  /* [rows, hidden] f32 */
     float *qkv;                       /* [rows, (n_heads + 2 n_kv_heads) head_dim] f32, sums of the K slices */
     float *gate_up;                   /* [rows, 2 ffn] f32, the same, in groups of CUDA_GATE_ROWS */
-    unsigned char *tiles;             /* [k_blocks][rows][64] bf16, swizzled: x of a product, with many rows */
     float *squares;                   /* [2 layer_count + 1, STACK_ROWS_MAX] f32: sum of squares of each norm's input */
     float *part;                      /* [rows n_kv_heads + ctas, group, head_dim] f32: attention, not yet combined */
     float *part_stats;                /* [rows n_kv_heads + ctas, group, 2] f32: maximum and sum of each */
-    uint64_t *barriers;               /* [0] and [32]: arrivals of the grid with few and many rows, of all steps */
-    uint64_t *barrier;                /* the one of them that this step uses */
+    uint64_t *barrier;                /* [1] arrivals of the grid, of all steps */
     uint32_t *error;                  /* pinned; after an endless wait 1 (in the ring) or 2 (at the grid barrier) */
     int32_t layer_count, hidden, ffn, n_heads, n_kv_heads, head_dim, vocab, page_size, max_pages;
     float norm_eps, norm_weight_offset, attn_scale;

@@ -68,13 +68,12 @@ enum source { SOURCE_NORM, SOURCE_ATTENTION, SOURCE_GATED, SOURCE_SCALED_NORM };
 
 template <int NB, int HD> struct consumer {
     static constexpr int ST = plan<NB>::stages;
-    static constexpr bool streamed = plan<NB>::streamed;
     static constexpr int unit_tokens = STACK_STAGE_BYTES / (4 * HD), half_tokens = unit_tokens / 2;
     const struct stack_args &a;
     struct tail *tail;
     unsigned char *x; /* [slice_blocks][NB][64] bf16, swizzled; or [CONSUMER_WARPS][group][HD] f32 */
-    float *sums;      /* [2][sum_rows][SUM_PITCH] f32: what a product adds to y */
-    uint32_t ring, full, empty, x_full;
+    float *sums;      /* [2][NB][SUM_PITCH] f32: what a product adds to y */
+    uint32_t ring, full, empty;
     struct ring_place<ST> at;
     uint64_t arrivals; /* that the barrier shows when all have come to the next one */
     int warp, lane, group, width;
@@ -105,10 +104,7 @@ template <int NB, int HD> struct consumer {
         const uint32_t at_byte =
             (uint32_t)(k / 64 * (NB * 128) + row * 128) + ((uint32_t)(k % 64 * 2) ^ ((row & 7u) << 4));
         const uint2 bits = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
-        if (streamed)
-            __stcg((uint2 *)(a.tiles + at_byte), bits);
-        else
-            *(uint2 *)(x + at_byte) = bits;
+        *(uint2 *)(x + at_byte) = bits;
     }
 
     /* Whether this CTA adds the squares of K block `block`: the one that has its tile of row tile 0. */
@@ -118,7 +114,7 @@ template <int NB, int HD> struct consumer {
     }
 
     /* Items of staging are 128 columns of one row, a warp each, so many at once in flight a warp: one round trip to L2
-     * costs as much as 16 KB from memory. They are those of a CTA's slice, or of all of x with all CTAs. */
+     * costs as much as 16 KB from memory. */
     static constexpr int items_flying = 4;
     struct items {
         int row, k, per, step_row, step_k; /* k: column of this lane in the slice */
@@ -131,12 +127,10 @@ template <int NB, int HD> struct consumer {
     __device__ struct items items_of(int columns) {
         struct items it;
         it.per = (columns + 127) / 128;
-        const int first = streamed ? warp * (int)gridDim.x + (int)blockIdx.x : warp;
-        const int step = streamed ? CONSUMER_WARPS * (int)gridDim.x : CONSUMER_WARPS;
-        it.row = first / it.per;
-        it.k = first % it.per * 128 + lane * 4;
-        it.step_row = step / it.per;
-        it.step_k = step % it.per * 128;
+        it.row = warp / it.per;
+        it.k = warp % it.per * 128 + lane * 4;
+        it.step_row = CONSUMER_WARPS / it.per;
+        it.step_k = CONSUMER_WARPS % it.per * 128;
         return it;
     }
 
@@ -159,7 +153,7 @@ template <int NB, int HD> struct consumer {
                 float square = 0;
                 bool mine = false;
                 if (to.k < columns) {
-                    mine = !SCALED && (streamed || squares_mine(c, (k0 + to.k) / 64));
+                    mine = !SCALED && squares_mine(c, (k0 + to.k) / 64);
                     if (mine) square = v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
                     const float s = scale[i], offset = a.norm_weight_offset;
                     put(to.row, to.k,
@@ -285,8 +279,7 @@ template <int NB, int HD> struct consumer {
     __device__ void stage(enum source source, const float *weight, int norm, const struct cut &c, int k_begin,
                           int blocks) {
         const int k0 = k_begin * 64, columns = blocks * 64;
-        for (int i = threadIdx.x; !streamed && i < (NB - a.rows) * blocks * 8;
-             i += CONSUMERS) { /* rows that are none */
+        for (int i = threadIdx.x; i < (NB - a.rows) * blocks * 8; i += CONSUMERS) { /* rows that are none */
             const int row = a.rows + i / (blocks * 8), k = i % (blocks * 8);
             *(uint4 *)(x + k / 8 * (NB * 128) + row * 128 + k % 8 * 16) = make_uint4(0, 0, 0, 0);
         }
@@ -296,62 +289,47 @@ template <int NB, int HD> struct consumer {
             stage_norm<true>(weight, norm, c, k0, columns);
         else if (source == SOURCE_GATED)
             stage_gated(norm, k0, columns);
-        else if (streamed)
-            stage_attention<2, 3>(k0, columns);
         else if (a.rows == 1)
             stage_attention<1, 16>(k0, columns);
         else if (a.rows <= 4)
             stage_attention<4, 4>(k0, columns);
         else
             stage_attention<4, 2>(k0, columns);
-        if (streamed) {
-            asm volatile("fence.proxy.async.global;" ::: "memory"); /* the copy engine reads it */
-            grid_sync();
-        } else {
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            consumers_sync();
-        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        consumers_sync();
     }
 
     /* Adds a warpgroup's 64 sums a row to y[row][m ..]: by way of shared memory and one bulk reduction of 256 bytes a
      * row, which the copy engine does while the next tile is multiplied. */
     __device__ void add_sums(const float (&d)[NB / 2], float *y, int64_t stride, int m, int rows) {
-        constexpr int pass_rows = plan<NB>::sum_rows;
         const int part = warp % 4, count = min(64, rows - m);
-        float *out = sums + warp / 4 * (pass_rows * SUM_PITCH);
+        float *out = sums + warp / 4 * (NB * SUM_PITCH);
         const bool wide = stride % 4 == 0 && count % 4 == 0;
+        if (!wide) {
 #pragma unroll
-        for (int pass = 0; pass < NB / pass_rows; pass++) {
-            if (!wide) {
+            for (int j = 0; j < NB / 8; j++)
 #pragma unroll
-                for (int j = 0; j < pass_rows / 8; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const int row = pass * pass_rows + j * 8 + lane % 4 * 2 + e % 2,
-                                  f = part * 16 + lane / 4 + e / 2 * 8;
-                        if (row < a.rows && f < count)
-                            add_to(y + row * stride + m + f, d[(pass * (pass_rows / 8) + j) * 4 + e]);
-                    }
-                continue;
-            }
-            if (part == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            warpgroup_sync();
-#pragma unroll
-            for (int j = 0; j < pass_rows / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    out[(j * 8 + lane % 4 * 2 + e % 2) * SUM_PITCH + part * 16 + lane / 4 + e / 2 * 8] =
-                        d[(pass * (pass_rows / 8) + j) * 4 + e];
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            warpgroup_sync();
-            const int row = pass * pass_rows + lane;
-            if (part == 0 && lane < pass_rows && row < a.rows && count > 0)
-                asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                                 y + row * stride + m),
-                             "r"(shared_address(out + lane * SUM_PITCH)), "r"(count * 4)
-                             : "memory");
-            if (part == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+                for (int e = 0; e < 4; e++) {
+                    const int row = j * 8 + lane % 4 * 2 + e % 2, f = part * 16 + lane / 4 + e / 2 * 8;
+                    if (row < a.rows && f < count) add_to(y + row * stride + m + f, d[j * 4 + e]);
+                }
+            return;
         }
+        if (part == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        warpgroup_sync();
+#pragma unroll
+        for (int j = 0; j < NB / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                out[(j * 8 + lane % 4 * 2 + e % 2) * SUM_PITCH + part * 16 + lane / 4 + e / 2 * 8] = d[j * 4 + e];
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warpgroup_sync();
+        if (part == 0 && lane < NB && lane < a.rows && count > 0)
+            asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                             y + lane * stride + m),
+                         "r"(shared_address(out + lane * SUM_PITCH)), "r"(count * 4)
+                         : "memory");
+        if (part == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 
     __device__ void warpgroup_sync() {
@@ -364,29 +342,24 @@ template <int NB, int HD> struct consumer {
         const int warpgroup = warp / 4;
         const uint32_t x_address = shared_address(x);
         int t = c.begin;
-        if (streamed) stage(source, weight, norm, c, 0, c.k_blocks);
         while (t < c.end) {
             struct tile w = tile_of(c, t);
             const int slice_end = min(c.end, (w.k_begin + w.k_width) * c.row_tiles);
-            if (!streamed) {
-                if (t != c.begin) consumers_sync(); /* the slice before is no longer read */
-                stage(source, weight, norm, c, w.k_begin, w.k_width);
-            }
+            if (t != c.begin) consumers_sync(); /* the slice before is no longer read */
+            stage(source, weight, norm, c, w.k_begin, w.k_width);
             while (t < slice_end) {
                 const int blocks = min(w.k_width - w.k, slice_end - t);
-                float d[NB / 2],
-                    other[NB / 2]; /* two chains of products where they are short: one waits for its own sums */
+                float d[NB / 2], other[NB / 2]; /* two chains of products: one alone waits for its own sums */
                 int before = 0;
 #pragma unroll 1
                 for (int i = 0; i < blocks; i++) {
                     bar_wait(a, full + 8 * at.slot, at.parity);
                     const uint64_t weights = tile_descriptor(ring + at.slot * STACK_STAGE_BYTES + warpgroup * 8192);
-                    if (streamed) bar_wait(a, x_full + 8 * at.slot, at.parity);
-                    const uint64_t values = tile_descriptor(x_address + (streamed ? at.slot : w.k + i) * (NB * 128));
+                    const uint64_t values = tile_descriptor(x_address + (w.k + i) * (NB * 128));
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        if (NB <= 16 && j % 2)
+                        if (j % 2)
                             wgmma<NB>(other, weights + j * 2, values + j * 2, i + j != 1);
                         else
                             wgmma<NB>(d, weights + j * 2, values + j * 2, i + j != 0);
@@ -401,10 +374,8 @@ template <int NB, int HD> struct consumer {
                 }
                 wgmma_wait<0>();
                 if (lane == 0) bar_arrive(empty + 8 * before, 1);
-                if (NB <= 16) {
 #pragma unroll
-                    for (int j = 0; j < NB / 2; j++) d[j] += other[j];
-                }
+                for (int j = 0; j < NB / 2; j++) d[j] += other[j];
                 add_sums(d, y, stride, w.row_tile * STACK_TILE_ROWS + warpgroup * 64, c.rows);
                 t += blocks;
                 w.k = 0;
@@ -596,7 +567,6 @@ template <int NB, int HD> struct consumer {
                 p.advance(i - begin);
                 const int visible = length - (i - first) * unit_tokens, mine = visible - warp % 2 * half_tokens;
                 bar_wait(a, full + 8 * p.slot, p.parity);
-                if (streamed) bar_wait(a, x_full + 8 * p.slot, p.parity); /* or x's producer might fall a turn behind */
                 const bool last = visible <= unit_tokens;
                 if (last) patch_last(visible - 1, ring_bytes + p.slot * STACK_STAGE_BYTES);
                 if (mine > 0) unit_attend(q, o, top, total, ring + p.slot * STACK_STAGE_BYTES, mine);
@@ -618,8 +588,6 @@ template <int NB, int HD> struct consumer {
             u = stop;
         }
         at.advance(end - begin);
-        if (streamed)
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* the ring of x lies where they met */
     }
 
     __device__ void join_warps(const float *merge, size_t slot) {
@@ -666,11 +634,11 @@ template <int NB, int HD> struct consumer {
         consumers_sync();
         for (int p = me; p < min(a.rows * a.n_kv_heads, SPANS_MAX); p += CONSUMERS)
             tail->span[p] = (uint16_t)span_find(p);
-        rows_known<NB>::tell();
+        rows_known_tell();
     }
 
     __device__ void begin() {
-        arrivals = barrier_base<NB>(a);
+        arrivals = barrier_base(a);
         clear(a.squares, (2 * a.layer_count + 1) * STACK_ROWS_MAX);
         clear(a.qkv, (int64_t)a.rows * width);
         clear(a.gate_up, (int64_t)a.rows * 2 * a.ffn);

@@ -104,7 +104,7 @@ template <int NB> struct producer {
             if (ahead) asm volatile("prefetch.tensormap [%0];" ::"l"(map + STACK_MAPS + lane) : "memory");
             weights(map + STACK_MAP_QKV, tail->cut[PRODUCT_QKV]);
             if (l == 0) { /* the weights do not wait for the rows' lengths */
-                rows_known<NB>::wait();
+                rows_known_wait();
                 begin = tail->cta_begin[blockIdx.x];
                 end = tail->cta_begin[blockIdx.x + 1];
                 first = piece_of(lane, (end - begin) * (tokens / min(a.page_size, tokens)), begin, tokens,

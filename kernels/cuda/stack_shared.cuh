@@ -18,19 +18,13 @@
 #define SUM_PITCH 68 /* floats from row to row of a warpgroup's 64 sums: 8 lanes by 4 rows meet in 32 banks */
 
 /* Ring stages and K blocks of a slice by rows: 227 KB of shared memory hold the ring and [rows][slice] of x. */
-/* Up to 16 rows a CTA keeps a slice of x in shared memory. With more rows slices become so narrow that to add their
- * sums takes longer than to read the weights; then x comes through a ring beside that of the weights, tile by tile,
- * from where all CTAs together have left it as bf16 (one more grid barrier a product), and K is not sliced. */
-/* Only NB = 8 is compiled: up to STACK_ROWS_SERVED rows this kernel is ahead of the layers op by op. The streamed form
- * was slower there than those, and with 8B's shapes its two producers waited for each other before the first product:
- * mend that before more rows are served. */
+/* A CTA keeps a slice of x in shared memory: with more rows slices become so narrow that to add their sums takes longer
+ * than to read the weights. One tile of 8 rows (NB) is compiled: beyond STACK_ROWS_SERVED others are faster. */
 template <int NB> struct plan {
-    static constexpr bool streamed = NB > STACK_ROWS_SLICED;
-    static constexpr int stages = NB == 8 ? 12 : 8; /* a multiple of the attention teams, see there */
-    static constexpr int slice_blocks = streamed ? 1 << 20 : NB == 8 ? 20 : 16; /* K blocks of a slice at most */
-    static constexpr int x_bytes = NB * 128 * (streamed ? stages : slice_blocks);
-    static constexpr int sum_rows = NB < 32 ? NB : 32; /* of a product that leave at once */
-    static constexpr int sum_bytes = 2 * sum_rows * SUM_PITCH * 4;
+    static constexpr int stages = 12;       /* a multiple of the attention teams, see there */
+    static constexpr int slice_blocks = 20; /* K blocks of a slice at most */
+    static constexpr int x_bytes = NB * 128 * slice_blocks;
+    static constexpr int sum_bytes = 2 * NB * SUM_PITCH * 4;
     static constexpr int shared_bytes = stages * STACK_STAGE_BYTES + x_bytes + sum_bytes + TAIL_BYTES;
     static_assert(shared_bytes <= 227 * 1024, "shared memory of an SM");
     static_assert(stages % TEAMS == 0 && x_bytes >= CONSUMER_WARPS * STACK_GROUP_VALUES * 4, "attention's needs");
@@ -53,7 +47,7 @@ struct cut {
 };
 
 struct tail { /* behind ring and x */
-    uint64_t full[12], empty[12], x_full[12];
+    uint64_t full[12], empty[12];
     float stats[CONSUMER_WARPS][STACK_GROUP_MAX][2];
     int32_t unit_begin[STACK_ROWS_MAX + 1]; /* attention units before row n */
     int32_t cta_begin[STACK_CTAS_MAX + 1];  /* attention units before CTA c */
@@ -102,25 +96,16 @@ __device__ __forceinline__ void consumers_sync() {
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-/* Grid barriers before the products of a layer may read x, and in all, see consumer::run. */
-template <int NB> struct syncs {
-    static constexpr int layer = plan<NB>::streamed ? 9 : 5;
-    __device__ static int before(int layers_done, int product) { /* of the streamed kind */
-        return 9 * layers_done + (product == PRODUCT_OUTPUT || product == PRODUCT_QKV ? 2 + (product == PRODUCT_OUTPUT)
-                                  : product == PRODUCT_O                              ? 5
-                                  : product == PRODUCT_GATE_UP                        ? 7
-                                                                                      : 9);
-    }
-    __device__ static uint64_t all(int layers) {
-        return (uint64_t)(layer * layers + (plan<NB>::streamed ? 3 : 2)) * gridDim.x;
-    }
-};
+/* Arrivals at the grid barrier in a step, see consumer::run: five a layer, one before them and one behind. */
+__device__ __forceinline__ uint64_t barrier_arrivals(int layers) {
+    return (uint64_t)(5 * layers + 2) * gridDim.x;
+}
 /* The barrier counts on from step to step, and every step adds as much: what it showed before this one follows from any
  * look at it until the last arrival, which this CTA's is one of. */
-template <int NB> __device__ __forceinline__ uint64_t barrier_base(const struct stack_args &a) {
+__device__ __forceinline__ uint64_t barrier_base(const struct stack_args &a) {
     uint64_t seen;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(a.barrier) : "memory");
-    return seen - seen % syncs<NB>::all(a.layer_count);
+    return seen - seen % barrier_arrivals(a.layer_count);
 }
 __device__ __forceinline__ void barrier_wait(const struct stack_args &a, uint64_t target) {
     uint64_t seen;
@@ -132,12 +117,13 @@ __device__ __forceinline__ void barrier_wait(const struct stack_args &a, uint64_
     }
 }
 
-/* What the rows' lengths decide the consumers prepare; the producers wait for it, the consumers not for them. */
-template <int NB> struct rows_known {
-    static constexpr int threads = CONSUMERS + (plan<NB>::streamed ? 64 : 32);
-    __device__ static void tell() { asm volatile("bar.arrive 4, %0;" ::"n"(threads) : "memory"); }
-    __device__ static void wait() { asm volatile("bar.sync 4, %0;" ::"n"(threads) : "memory"); }
-};
+/* What the rows' lengths decide the consumers prepare; the producer waits for it, the consumers not for that. */
+__device__ __forceinline__ void rows_known_tell() {
+    asm volatile("bar.arrive 4, %0;" ::"n"(CONSUMERS + 32) : "memory");
+}
+__device__ __forceinline__ void rows_known_wait() {
+    asm volatile("bar.sync 4, %0;" ::"n"(CONSUMERS + 32) : "memory");
+}
 
 /* A place in the ring: the slot and how often it was gone round. */
 template <int ST> struct ring_place {
