@@ -98,26 +98,10 @@ const struct engine_info *engine_info(const struct engine *engine) {
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-/* Tokens and pages that one sample of it needs at most, against what there is. */
-static int request_fits(const struct engine *engine, const struct request *request, struct err *err) {
-    const struct engine_info *info = &engine->info;
-    int64_t total = (int64_t)request->prompt.count + request->max_tokens;
-    if (total > info->max_model_len)
-        return err_set_field(
-            err, ERR_INVALID, "max_tokens",
-            "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all",
-            info->max_model_len, request->prompt.count, request->max_tokens, (long long)total);
-    int64_t pages = (total - 1 + info->page_size - 1) / info->page_size; /* the last token's KV is never needed */
-    if (pages > info->pages_total - 1)
-        return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "%lld tokens need %lld pages of %d tokens, and the KV pool has %d", (long long)total - 1,
-                             (long long)pages, info->page_size, info->pages_total - 1);
-    return 0;
-}
-
 int engine_submit(struct engine *engine, const struct request *request, struct err *err) {
     int rc = request_check(request, request->bytes, engine->info.vocab, err);
-    if (!rc) rc = request_fits(engine, request, err);
+    const struct engine_info *info = &engine->info;
+    if (!rc) rc = request_fits(request, info->max_model_len, info->page_size, info->pages_total, err);
     if (!rc && atomic_load(&engine->closed)) rc = err_set(err, ERR_CLOSED, "the server takes no new requests");
     if (!rc &&
         atomic_load(&engine->inbox_requests) + atomic_load(&engine->queued) >= engine->options.max_queued_requests)

@@ -186,3 +186,19 @@ int event_check(const struct event *e, size_t bytes, struct err *err) {
               (e->text_ends.count == 0 || e->text_ends.count == e->ids.count) && ends_ordered(e);
     return ok ? 0 : err_set(err, ERR_INVALID, "the event record is malformed");
 }
+
+int request_fits(const struct request *request, int32_t max_model_len, int32_t page_size, int32_t pages_total,
+                 struct err *err) {
+    int64_t total = (int64_t)request->prompt.count + request->max_tokens;
+    if (total > max_model_len)
+        return err_set_field(
+            err, ERR_INVALID, "max_tokens",
+            "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all", max_model_len,
+            request->prompt.count, request->max_tokens, (long long)total);
+    int64_t pages = (total - 1 + page_size - 1) / page_size; /* the last token's KV is never needed */
+    if (pages > pages_total - 1)
+        return err_set_field(err, ERR_INVALID, "max_tokens",
+                             "%lld tokens need %lld pages of %d tokens, and the KV pool has %d", (long long)total - 1,
+                             (long long)pages, page_size, pages_total - 1);
+    return 0;
+}

@@ -129,6 +129,11 @@ int request_build(const struct request_parts *parts, struct request **out, struc
 int request_check(const struct request *request, size_t bytes, int32_t vocab, struct err *err);
 int event_check(const struct event *event, size_t bytes, struct err *err);
 
+/* Whether one sample of it may ever be computed: tokens and pages that it needs at most, against the context and the
+ * pool (pages_total with the dummy). ERR_INVALID with the arithmetic. */
+int request_fits(const struct request *request, int32_t max_model_len, int32_t page_size, int32_t pages_total,
+                 struct err *err);
+
 static inline const void *record_at(const void *record, struct span span) {
     return (const char *)record + span.offset;
 }

@@ -226,22 +226,6 @@ static void order_send(struct remote *r, struct order order, const void *body, s
     if (r->order.capacity > NEWS_KEEP) buf_deinit(&r->order);
 }
 
-/* Tokens and pages that one sample of it needs at most, against what there is. */
-static int request_fits(const struct engine_info *info, const struct request *request, struct err *err) {
-    int64_t total = (int64_t)request->prompt.count + request->max_tokens;
-    if (total > info->max_model_len)
-        return err_set_field(
-            err, ERR_INVALID, "max_tokens",
-            "the model's context is %d tokens, but the prompt has %u and max_tokens is %d, %lld in all",
-            info->max_model_len, request->prompt.count, request->max_tokens, (long long)total);
-    int64_t pages = (total - 1 + info->page_size - 1) / info->page_size; /* the last token's KV is never needed */
-    if (pages > info->pages_total - 1)
-        return err_set_field(err, ERR_INVALID, "max_tokens",
-                             "%lld tokens need %lld pages of %d tokens, and the KV pool has %d", (long long)total - 1,
-                             (long long)pages, info->page_size, info->pages_total - 1);
-    return 0;
-}
-
 /* Requests that wait: as the engine last said, some milliseconds ago, and those that it has not said a word of. */
 static int64_t waiting_count(const struct remote *r) {
     struct engine_stats stats;
@@ -254,7 +238,8 @@ int remote_submit(struct remote *r, const struct request *request, struct err *e
     if (!r->info_known || link_phase(r->link) != LINK_READY || r->draining)
         return err_set(err, ERR_CLOSED, "the engine takes no new requests");
     int rc = request_check(request, request->bytes, r->info.vocab, err);
-    if (!rc) rc = request_fits(&r->info, request, err);
+    const struct engine_info *info = &r->info;
+    if (!rc) rc = request_fits(request, info->max_model_len, info->page_size, info->pages_total, err);
     if (!rc && waiting_count(r) >= r->max_queued + QUEUE_SLACK)
         rc = err_set(err, ERR_EXHAUSTED, "the queue is full: %d requests wait", r->max_queued);
     if (rc) return rc;
@@ -351,7 +336,8 @@ int remote_check(struct remote *r, int64_t now_ns, int64_t step_timeout_ns, int6
     if (!step_begin_ns) return 0;
     if (step_begin_ns < r->forgive_ns) step_begin_ns = r->forgive_ns;
     if (now_ns - step_begin_ns <= step_timeout_ns) return 0;
-    return err_set(err, ERR_FATAL, "a step takes longer than --step-timeout, %.1f s", (double)step_timeout_ns * 1e-9);
+    return err_set_field(err, ERR_FATAL, "step-timeout", "a step takes longer than --step-timeout, %.1f s",
+                         (double)step_timeout_ns * 1e-9);
 }
 
 void remote_kill(struct remote *r) {
