@@ -28,10 +28,9 @@ int comm_open(struct comm_group *group, int32_t rank, struct backend *backend, s
     return 0;
 }
 
-size_t comm_device_bytes(const struct comm_options *options, const struct backend *backend, size_t message_bytes_max) {
+size_t comm_device_bytes(const struct comm_options *options, const struct backend *backend) {
 #ifdef QUIRE_CUDA
-    if (options->ranks > 1 && backend_info(backend)->device == DEVICE_CUDA)
-        return comm_cuda_bytes(options, message_bytes_max);
+    if (options->ranks > 1 && backend_info(backend)->device == DEVICE_CUDA) return comm_cuda_bytes(options);
 #endif
     return 0;
 }

@@ -3,9 +3,11 @@
  * may complete later, as they do; on CUDA all of them can be recorded in a graph. Every rank gets the same bits: sums
  * are taken in the order of the ranks. Knows nothing of models, sequences or requests.
  *
- * Behind it: `local` (one rank), `shm` (CPU ranks of one process), `nccl` (large messages) and `p2p` (own one-shot
- * kernels over NVLink, for small ones); on CUDA the size of a message decides by a measured table. Every wait is
- * bounded by struct comm_options; a rank that does not come is ERR_FATAL on all the others, and so is comm_abort. */
+ * Behind it: `local` (one rank), `shm` (CPU ranks of one process), `p2p` (own one-shot kernels over peer memory) and
+ * `nccl`, where peers cannot be reached, or for large messages between more than two ranks. Every wait of our own is
+ * bounded by struct comm_options; a rank that does not come is ERR_FATAL on all the others, and so is comm_abort. What
+ * NCCL waits for is bounded by whoever watches the engine's steps.
+ */
 #ifndef QUIRE_COMM_COMM_H
 #define QUIRE_COMM_COMM_H
 
@@ -45,8 +47,8 @@ int comm_open(struct comm_group *group, int32_t rank, struct backend *backend, s
 int comm_open_local(struct comm **out, struct err *err);
 void comm_close(struct comm *comm);
 
-/* What comm_open takes on the device for messages of at most so many bytes, for the memory plan. */
-size_t comm_device_bytes(const struct comm_options *options, const struct backend *backend, size_t message_bytes_max);
+/* What a rank's end takes on its device at most, for the memory plan: which ways there are is known only later. */
+size_t comm_device_bytes(const struct comm_options *options, const struct backend *backend);
 
 int32_t comm_rank(const struct comm *comm);     /* 0 .. ranks - 1 */
 int32_t comm_ranks(const struct comm *comm);    /* at least 1 */

@@ -44,6 +44,6 @@ int comm_reduce_then_norm(struct comm *comm, const struct comm_reduce_norm_args 
  */
 int comm_shm_open(struct comm_group *group, int32_t rank, struct backend *backend, struct comm **out, struct err *err);
 int comm_cuda_open(struct comm_group *group, int32_t rank, struct backend *backend, struct comm **out, struct err *err);
-size_t comm_cuda_bytes(const struct comm_options *options, size_t message_bytes_max);
+size_t comm_cuda_bytes(const struct comm_options *options);
 
 #endif

@@ -109,14 +109,12 @@ int model_memory_plan(const struct model_files *files, const struct backend *bac
     enum dtype dtype;
     if ((rc = weights_plan(files, backend, limits->ranks, &out->weight_bytes, &dtype, err))) return rc;
     const struct comm_options comm = {.ranks = limits->ranks > 1 ? limits->ranks : 1};
-    const size_t message = (size_t)limits->max_num_batched_tokens * (size_t)spec.hidden *
-                           (size_t)dtype_info(backend_info(backend)->activation_dtype)->block_bytes;
     size_t step_bytes, state = sample_state_bytes(backend, limits->max_num_seqs + 1, files->spec.vocab);
     if (!size_add(workspace.bytes, state, &out->workspace_bytes) ||
         !backend_step_device_bytes(backend, workspace.step_bytes, &step_bytes) ||
         !size_add(out->workspace_bytes, step_bytes, &out->workspace_bytes) ||
         !size_add(out->workspace_bytes, stack_bytes(&spec, backend, limits, dtype), &out->workspace_bytes) ||
-        !size_add(out->workspace_bytes, comm_device_bytes(&comm, backend, message), &out->workspace_bytes))
+        !size_add(out->workspace_bytes, comm_device_bytes(&comm, backend), &out->workspace_bytes))
         return err_set(err, ERR_INVALID, "the limits asked for need more memory than can be counted");
     return 0;
 }
