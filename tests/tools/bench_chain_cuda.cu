@@ -10,54 +10,16 @@
  * Built by hand, in a tree whose build folder has the kernels:
  *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. tests/tools/bench_chain_cuda.cu \
  *        build/libquire_core.a -ldl -o bench_chain_cuda */
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
-
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 
 #include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/stack_chain.h"
-
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        const int code_ = (int)(call);                                                                                 \
-        if (code_) {                                                                                                   \
-            printf("%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, code_, cudaGetErrorString((cudaError_t)code_));    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-typedef __nv_bfloat16 bf16;
-
-static __global__ void fill(bf16 *p, size_t n, unsigned seed, float scale) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        unsigned h = (unsigned)i * 2654435761u + seed * 40503u + (unsigned)(i >> 32);
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
-        p[i] = __float2bfloat16(((float)(h & 0xffff) / 32768.0f - 1.0f) * scale);
-    }
-}
+#include "tests/tools/bench_cuda.cuh"
 
 static __global__ void fill_norm(float *p, int n) {
     for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x))
         p[i] = 0.5f + (float)(i * 37 % 101) / 100.0f;
-}
-
-/* One value a warp. */
-static __global__ void plain(const bf16 *x, const bf16 *w, double *y, int rows, int out, int cols) {
-    const int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (at >= (int64_t)rows * out) return;
-    const bf16 *a = x + at / out * cols, *b = w + at % out * cols;
-    double sum = 0;
-    for (int i = (int)threadIdx.x % 32; i < cols; i += 32)
-        sum += (double)__bfloat162float(a[i]) * (double)__bfloat162float(b[i]);
-    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    if (threadIdx.x % 32 == 0) y[at] = sum;
 }
 
 static cudaStream_t stream;
@@ -304,34 +266,13 @@ static void layers_run(const model &m, const buffers &b, bf16 *(*w)[4], int way,
 }
 
 static float graph_ms(const model &m, const buffers &b, bf16 *(*w)[4], int way, int rows) {
-    cudaEvent_t begin, end;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    TRY(cudaEventCreate(&begin));
-    TRY(cudaEventCreate(&end));
     fill<<<512, 256, 0, stream>>>(b.attn, (size_t)rows * (size_t)m.wide, 9, 1.0f);
     fill<<<512, 256, 0, stream>>>(b.residual, (size_t)rows * (size_t)m.hidden, 8, 1.0f);
     fill<<<512, 256, 0, stream>>>(b.h, (size_t)rows * (size_t)m.hidden, 7, 1.0f);
-    TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    layers_run(m, b, w, way, rows);
-    TRY(cudaStreamEndCapture(stream, &graph));
-    TRY(cudaGraphInstantiate(&exec, graph, 0));
-    std::vector<float> ms;
-    for (int repeat = 0; repeat < 6; repeat++) {
-        float t;
-        TRY(cudaEventRecord(begin, stream));
-        TRY(cudaGraphLaunch(exec, stream));
-        TRY(cudaEventRecord(end, stream));
-        TRY(cudaEventSynchronize(end));
-        TRY(cudaEventElapsedTime(&t, begin, end));
-        if (repeat) ms.push_back(t);
-    }
-    std::sort(ms.begin(), ms.end());
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return ms[2];
+    return graph_time_ms(stream, 5, [&] {
+        layers_run(m, b, w, way, rows);
+        return true;
+    });
 }
 
 /* When the blocks pass, us after the first did: tokens known, weights asked for, multiplied, joined, stored. */

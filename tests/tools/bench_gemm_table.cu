@@ -5,34 +5,12 @@
  *
  * Weights are random and change from call to call, so that each is read from memory as in a model.
  *
- * Built by hand: nvcc -O2 -std=c++17 -arch=sm_90 tests/tools/bench_gemm_table.cu -lcublasLt -o bench_gemm_table */
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+ * Built by hand: nvcc -O2 -std=c++17 -arch=sm_90 -I. tests/tools/bench_gemm_table.cu -lcublasLt -o bench_gemm_table */
 #include <cstring>
-#include <vector>
 
 #include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        const int code_ = (int)(call);                                                                                 \
-        if (code_) {                                                                                                   \
-            printf("%s:%d: %s: %d\n", __FILE__, __LINE__, #call, code_);                                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-static __global__ void fill(__nv_bfloat16 *p, size_t n, unsigned seed, float scale) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        unsigned h = (unsigned)i * 2654435761u + seed * 40503u + (unsigned)(i >> 32);
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
-        p[i] = __float2bfloat16(((float)(h & 0xffff) / 32768.0f - 1.0f) * scale);
-    }
-}
+#include "tests/tools/bench_cuda.cuh"
 
 struct shape {
     const char *name;

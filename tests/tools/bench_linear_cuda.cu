@@ -10,47 +10,12 @@
  * Built by hand, in a tree whose build folder has the kernels:
  *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. tests/tools/bench_linear_cuda.cu \
  *        build/libquire_core.a -ldl -o bench_linear_cuda */
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
-
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 
 #include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/linear_private.h"
-
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        const int code_ = (int)(call);                                                                                 \
-        if (code_) {                                                                                                   \
-            printf("%s:%d: %s: %d %s\n", __FILE__, __LINE__, #call, code_, cudaGetErrorString((cudaError_t)code_));    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-static __global__ void fill(__nv_bfloat16 *p, size_t n, unsigned seed, float scale) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        unsigned h = (unsigned)i * 2654435761u + seed * 40503u + (unsigned)(i >> 32);
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
-        p[i] = __float2bfloat16(((float)(h & 0xffff) / 32768.0f - 1.0f) * scale);
-    }
-}
-
-/* One value a warp. */
-static __global__ void plain(const __nv_bfloat16 *x, const __nv_bfloat16 *w, double *y, int rows, int out, int cols) {
-    const int64_t at = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (at >= (int64_t)rows * out) return;
-    const __nv_bfloat16 *a = x + at / out * cols, *b = w + at % out * cols;
-    double sum = 0;
-    for (int i = threadIdx.x % 32; i < cols; i += 32) sum += (double)__bfloat162float(a[i]) * __bfloat162float(b[i]);
-    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    if (threadIdx.x % 32 == 0) y[at] = sum;
-}
+#include "tests/tools/bench_cuda.cuh"
 
 static cudaStream_t stream;
 static struct linear_sm90 sm90;
@@ -215,32 +180,11 @@ static void layers_run(const model &m, int way, int rows) {
 }
 
 static float graph_ms(const model &m, int way, int rows) {
-    cudaEvent_t begin, end;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    TRY(cudaEventCreate(&begin));
-    TRY(cudaEventCreate(&end));
     fill<<<1024, 256, 0, stream>>>(h, (size_t)rows * (size_t)m.hidden, 7, 1.0f);
-    TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    layers_run(m, way, rows);
-    TRY(cudaStreamEndCapture(stream, &graph));
-    TRY(cudaGraphInstantiate(&exec, graph, 0));
-    std::vector<float> ms;
-    for (int repeat = 0; repeat < 6; repeat++) {
-        float t;
-        TRY(cudaEventRecord(begin, stream));
-        TRY(cudaGraphLaunch(exec, stream));
-        TRY(cudaEventRecord(end, stream));
-        TRY(cudaEventSynchronize(end));
-        TRY(cudaEventElapsedTime(&t, begin, end));
-        if (repeat) ms.push_back(t);
-    }
-    std::sort(ms.begin(), ms.end());
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return ms[2];
+    return graph_time_ms(stream, 5, [&] {
+        layers_run(m, way, rows);
+        return true;
+    });
 }
 
 static int layers_all() {

@@ -8,39 +8,14 @@
  * Built by hand, in a tree whose build folder has the kernels:
  *   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. tests/tools/bench_routes_cuda.cu \
  *        build/libquire_core.a -lcublasLt -ldl -o bench_routes_cuda */
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <vector>
 
 #include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 
 #include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/linear_private.h"
-
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        const int code_ = (int)(call);                                                                                 \
-        if (code_) {                                                                                                   \
-            printf("%s:%d: %s: %d\n", __FILE__, __LINE__, #call, code_);                                               \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-typedef __nv_bfloat16 bf16;
-
-static __global__ void fill(bf16 *p, size_t n, unsigned seed, float scale) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        unsigned h = (unsigned)i * 2654435761u + seed * 40503u + (unsigned)(i >> 32);
-        h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
-        p[i] = __float2bfloat16(((float)(h & 0xffff) / 32768.0f - 1.0f) * scale);
-    }
-}
+#include "tests/tools/bench_cuda.cuh"
 
 static __global__ void small_kernel(bf16 *x, int64_t count) { /* what a norm does to memory */
     grid_wait();
@@ -81,44 +56,20 @@ static float time_us(const shape &s, int rows, const std::function<int(const bf1
     const size_t n = (size_t)s.out * (size_t)s.cols;
     const int copies = (int)std::min<size_t>(POOL / n, std::max<size_t>(2, ((size_t)160 << 20) / n + 1));
     const int calls = std::max(copies, 4);
-    cudaEvent_t begin, end;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    int failed = 0;
-    TRY(cudaEventCreate(&begin));
-    TRY(cudaEventCreate(&end));
-    TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls && !failed; i++) {
-        cudaLaunchAttribute attribute = {};
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3((unsigned)rows), config.blockDim = dim3(256), config.stream = stream;
-        config.attrs = &attribute, config.numAttrs = 1;
-        TRY(cudaLaunchKernelEx(&config, small_kernel, x, (int64_t)rows * s.cols));
-        failed = run(pool + (size_t)(i % copies) * n);
-    }
-    TRY(cudaStreamEndCapture(stream, &graph));
-    std::vector<float> us;
-    if (!failed) {
-        TRY(cudaGraphInstantiate(&exec, graph, 0));
-        for (int repeat = 0; repeat < 4; repeat++) {
-            float ms;
-            TRY(cudaEventRecord(begin, stream));
-            TRY(cudaGraphLaunch(exec, stream));
-            TRY(cudaEventRecord(end, stream));
-            TRY(cudaEventSynchronize(end));
-            TRY(cudaEventElapsedTime(&ms, begin, end));
-            if (repeat) us.push_back(ms * 1000 / (float)calls);
+    const float ms = graph_time_ms(stream, 3, [&] {
+        for (int i = 0; i < calls; i++) {
+            cudaLaunchAttribute attribute = {};
+            attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            attribute.val.programmaticStreamSerializationAllowed = 1;
+            cudaLaunchConfig_t config = {};
+            config.gridDim = dim3((unsigned)rows), config.blockDim = dim3(256), config.stream = stream;
+            config.attrs = &attribute, config.numAttrs = 1;
+            TRY(cudaLaunchKernelEx(&config, small_kernel, x, (int64_t)rows * s.cols));
+            if (run(pool + (size_t)(i % copies) * n)) return false;
         }
-        cudaGraphExecDestroy(exec);
-    }
-    cudaGraphDestroy(graph);
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    if (failed) return 1e9f;
-    std::sort(us.begin(), us.end());
-    return us[1];
+        return true;
+    });
+    return ms < 1e9f ? ms * 1000 / (float)calls : ms;
 }
 
 static linear_product product_of(const shape &s, int rows, const bf16 *w, bool gated) {
