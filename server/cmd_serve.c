@@ -355,6 +355,11 @@ static int serve_start(struct serve *serve, struct err *err) {
 
 /* Clients first (their requests are cancelled), then the engines, then the rest. */
 static void serve_end(struct serve *serve) {
+    sigset_t set; /* one more signal, when libuv no longer takes them, would end the process by itself */
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
     for (int i = 0; i < 2; i++) uv_close((uv_handle_t *)&serve->signals[i], NULL);
     uv_close((uv_handle_t *)&serve->second, NULL);
     uv_close((uv_handle_t *)&serve->drain, NULL);

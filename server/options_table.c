@@ -78,7 +78,8 @@ const struct option_row option_rows[] = {
     {"step-timeout", OPTION_F64, AT(step_timeout_s), 0.1, 3600, "10", {0}, "SECONDS",
      "an engine whose step takes longer is taken for dead and started again", "Replicas"},
     {"engine-process", OPTION_BOOL, AT(engine_process), 0, 0, "true", {0}, NULL,
-     "engines are processes of their own; the negative, for debugging, makes them threads, which nothing can restart",
+     "engines are processes of their own; the negative, for debugging, makes them threads, and one that crashes takes "
+     "all along",
      "Replicas"},
     {"routing-policy", OPTION_CHOICE, AT(routing_policy), 0, 0, "prefix", {"prefix", "least-loaded", "round-robin"},
      NULL,

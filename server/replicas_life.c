@@ -17,6 +17,7 @@
 #define STARTS_MAX       10                   /* failed ones in a row, of every replica */
 #define DRAIN_GRACE_NS   (2 * NS_PER_SECOND)  /* beyond a restart's limit, for the engine to end what it has */
 #define CLOSE_NS         (5 * NS_PER_SECOND)  /* for an engine to end when told to */
+#define TICK_MS          100
 
 static void state_set(struct replica *r, enum replica_state state) {
     struct replicas *all = r->all;
@@ -169,7 +170,7 @@ static void replica_lost(struct replica *r, const struct err *why, int64_t now_n
         log_error("a thread that is stuck cannot be ended: the server ends", "replica=%d", r->index);
         _exit(3);
     }
-    replica_requests_lost(r);
+    replica_requests_lost(r, why);
     if (refusal)
         refuse(all, r->index, why);
     else
@@ -204,7 +205,7 @@ static void drained_look(struct replica *r, int64_t now_ns) {
     if (r->pendings && now_ns < r->drain_until_ns + DRAIN_GRACE_NS) return;
     r->closing = true;
     r->close_until_ns = now_ns + CLOSE_NS;
-    replica_requests_lost(r); /* what did not end in time */
+    replica_requests_lost(r, NULL); /* what did not end in time */
     remote_close(r->remote);
 }
 
@@ -253,6 +254,18 @@ void replica_tick(struct replica *r, int64_t now_ns) {
 
 /* ---- the end ---------------------------------------------------------------------------------------------------- */
 
+/* A process that was told to end: it is killed when its time is over, or when it does not even live. */
+static void end_await(struct replica *r, int64_t until_ns) {
+    struct pollfd fd = {.fd = remote_pidfd(r->remote), .events = POLLIN};
+    struct err err;
+    while (fd.fd >= 0 && poll(&fd, 1, TICK_MS) <= 0) {
+        int64_t now_ns = clock_now_ns();
+        if (now_ns < until_ns && remote_check(r->remote, now_ns, INT64_MAX, HEARTBEAT_NS, &err) == 0) continue;
+        remote_kill(r->remote);
+        return;
+    }
+}
+
 /* Those that load own nothing outside of their process and are killed; the others are told to end and have some seconds
  * for it. A thread that loads cannot be ended: see cmd_serve.c. */
 void replicas_end(struct replicas *all) {
@@ -269,9 +282,7 @@ void replicas_end(struct replicas *all) {
     for (int32_t i = 0; i < all->count; i++) {
         struct replica *r = &all->items[i];
         if (!r->remote) continue;
-        struct pollfd fd = {.fd = remote_pidfd(r->remote), .events = POLLIN};
-        int64_t left_ms = (until_ns - clock_now_ns()) / NS_PER_MS;
-        if (fd.fd >= 0 && poll(&fd, 1, left_ms > 0 ? (int)left_ms : 0) <= 0) remote_kill(r->remote);
+        end_await(r, until_ns);
         replica_reap(r);
     }
 }

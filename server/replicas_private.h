@@ -89,7 +89,7 @@ void replicas_end(struct replicas *replicas);
 /* replicas_requests.c */
 void replica_news(void *replica, const struct news *news); /* a remote_news_fn */
 /* The replica is dead: its requests go elsewhere or end. */
-void replica_requests_lost(struct replica *replica);
+void replica_requests_lost(struct replica *replica, const struct err *why); /* why NULL: told to end */
 /* Errors held back whose replica did not die after all go on. */
 void replicas_held_release(struct replicas *replicas, int64_t now_ns);
 void replicas_requests_free(struct replicas *replicas);

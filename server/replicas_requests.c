@@ -247,8 +247,7 @@ void replicas_held_release(struct replicas *all, int64_t now_ns) {
 /* ---- death ------------------------------------------------------------------------------------------------------ */
 
 /* Its last events, in the engine's stead. Samples that have ended hear nothing more: the front drops it. */
-static void end_write(const struct pending *p, struct buf *out) {
-    static const char sentence[] = "the engine that computed this request ended unexpectedly: please ask again";
+static void end_write(const struct pending *p, const char *sentence, struct buf *out) {
     for (int32_t i = 0; i < p->n; i++) {
         struct event_parts parts = {.head = {.sample = i,
                                              .request_id = p->id,
@@ -257,7 +256,7 @@ static void end_write(const struct pending *p, struct buf *out) {
                                              .error_code = p->cancelled ? 0 : ERR_CLOSED}};
         if (!p->cancelled) {
             parts.text = sentence;
-            parts.text_bytes = (uint32_t)sizeof sentence - 1;
+            parts.text_bytes = (uint32_t)strlen(sentence);
         }
         event_append(out, &parts);
     }
@@ -275,7 +274,15 @@ static bool pending_again(struct replica *lost, struct pending *p) {
     return pending_send(lost->all, p, p->copy, lost->index, &err) == 0;
 }
 
-void replica_requests_lost(struct replica *r) {
+/* Fixed texts: what an engine says of its own end is for the log. */
+static const char *end_sentence(const struct err *why) {
+    if (why && strcmp(why->field, "step-timeout") == 0)
+        return "a step with this request in it took longer than the server allows (--step-timeout): ask for less at "
+               "once, or have smaller steps (--max-num-batched-tokens)";
+    return "the engine that computed this request ended unexpectedly: please ask again";
+}
+
+void replica_requests_lost(struct replica *r, const struct err *why) {
     struct replicas *all = r->all;
     struct pending *p = NULL;
     uint64_t retried = 0, failed = 0;
@@ -293,7 +300,7 @@ void replica_requests_lost(struct replica *r) {
             continue;
         }
         failed += !p->cancelled;
-        end_write(p, &all->out);
+        end_write(p, end_sentence(why), &all->out);
         if (p->held) all->held--;
         table_remove(&all->pendings, p->id);
         pending_free(p);
